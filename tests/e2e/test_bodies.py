@@ -18,15 +18,15 @@ from moorage_testkit.mesh import Mesh
 YAML = "application/yaml"
 
 
-def multiplied(first: str, each: str, levels: int = 9) -> str:
+def nested_aliases(first: str, each: str, levels: int = 9) -> str:
     lines = [f"a0: &a0 {first}"]
     lines += [f"a{n}: &a{n} {each.format(', '.join([f'*a{n - 1}'] * 10))}" for n in range(1, levels)]
     return "\n".join(lines)
 
 
 BOMBS = {
-    "lists": multiplied("[x]", "[{}]"),
-    "merged": multiplied("{k: v, l: w}", "{{<<: [{}]}}"),
+    "lists": nested_aliases("[x]", "[{}]"),
+    "merged": nested_aliases("{k: v, l: w}", "{{<<: [{}]}}"),
     "texts": f"a: &a {'x' * 100_000}\nb: [{'*a, ' * 100}]",
     "deep": "a: " + "[" * 600_000,
 }

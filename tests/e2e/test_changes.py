@@ -112,7 +112,7 @@ def test_diff_of_what_cannot_be_compared_is_wrong_usage(example: Mesh) -> None:
 
 
 @pytest.fixture
-def smaller(tmp_path: Path) -> str:
+def smaller_fleet(tmp_path: Path) -> str:
     """The example's fleet without telco/core-1, and with a new cluster."""
     fleet = yaml.safe_load(FLEET.read_text())
     fleet["clusters"] = [c for c in fleet["clusters"] if c["name"] != "core-1"]
@@ -122,7 +122,7 @@ def smaller(tmp_path: Path) -> str:
     return str(file)
 
 
-def typed(mesh: Mesh, answer: str, *arguments: str) -> tuple[int, str]:
+def run_and_type(mesh: Mesh, answer: str, *arguments: str) -> tuple[int, str]:
     """Runs a command in a terminal where somebody types this answer."""
     main, other = pty.openpty()
     env: dict[str, Any] = {**os.environ, "MOORAGE_STATE": str(mesh.state)}
@@ -147,17 +147,17 @@ def clusters(mesh: Mesh) -> list[str]:
     return ran(mesh, "get", "clusters", "-o", "jsonpath={.items[*].id}")[0].split()
 
 
-def test_a_fleet_that_loses_groups_is_not_applied_without_being_asked(example: Mesh, smaller: str) -> None:
+def test_a_fleet_that_loses_groups_is_not_applied_without_being_asked(example: Mesh, smaller_fleet: str) -> None:
     ran(example, "apply", "-f", "-", "--wait", data=application("resident"))
     before = clusters(example)
-    for command in (("fleet", "apply", smaller), ("apply", "-f", smaller)):
-        code, said = typed(example, "n", *command)
+    for command in (("fleet", "apply", smaller_fleet), ("apply", "-f", smaller_fleet)):
+        code, said = run_and_type(example, "n", *command)
         assert "1 added, 1 removed" in said and "default/resident/v1/default runs on telco/core-1" in said
         assert "Continue? [y/N]" in said and "nothing was changed" in said
         assert code == 1 and clusters(example) == before
-    _, said = ran(example, "fleet", "apply", smaller, "--dry-run")
+    _, said = ran(example, "fleet", "apply", smaller_fleet, "--dry-run")
     assert "added: lab/new" in said and clusters(example) == before
-    told, said = ran(example, "fleet", "apply", smaller)
+    told, said = ran(example, "fleet", "apply", smaller_fleet)
     assert "6 clusters" in told and "no terminal to ask on" in said
     assert "telco/core-1" not in clusters(example) and "lab/new" in clusters(example)
     _, said = ran(example, "fleet", "apply", str(FLEET))
@@ -174,11 +174,11 @@ def test_draining_shows_what_moves_and_asks_for_data_in_volumes(example: Mesh) -
     try:
         _, said = ran(example, "cluster", "drain", place, "--dry-run")
         assert "default/keeps/v1/default  web: StatefulSet/web; " in said and "qualif" in said
-        code, text = typed(example, "n", "cluster", "drain", place)
+        code, text = run_and_type(example, "n", "cluster", "drain", place)
         assert f"data in volumes of keeps: StatefulSet/web stays on {place}" in text
         assert code == 1 and "nothing was changed" in text
         assert json.loads(ran(example, "get", "cluster", place, "-o", "json")[0])["state"] == "Ready"
-        code, text = typed(example, "y", "cluster", "drain", place)
+        code, text = run_and_type(example, "y", "cluster", "drain", place)
         assert code == 0 and f"moved from {place}" in text and "drained" in text, text
     finally:
         ran(example, "cluster", "uncordon", place)

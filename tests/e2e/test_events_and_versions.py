@@ -23,7 +23,7 @@ def document(name: str, number: int = 0) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def listening(mesh: Mesh, path: str, **headers: str) -> Iterator[Iterator[dict[str, bytes]]]:
+def event_stream(mesh: Mesh, path: str, **headers: str) -> Iterator[Iterator[dict[str, bytes]]]:
     """Yields the events of a stream as their fields; open as soon as the gateway has subscribed."""
     address = urlsplit(mesh.endpoint["http"])
     conn = http.client.HTTPConnection(address.hostname or "", address.port or 80, timeout=10)
@@ -52,19 +52,19 @@ def _events(reply: http.client.HTTPResponse) -> Iterator[dict[str, bytes]]:
 def test_an_event_stream_resumes_after_the_last_event_id(example: Mesh) -> None:
     rest = HttpClient(example, "")
     rest.must(200, "POST", "/v1/apply", document("s"))
-    with listening(example, INTENTS) as events:
+    with event_stream(example, INTENTS) as events:
         rest.must(200, "POST", "/v1/apply", document("s", 1))
         last = next(e for e in events if json.loads(e["data"])["data"]["revision"] == 2)["id"].decode()
     for number in range(2, 7):
         rest.must(200, "POST", "/v1/apply", document("s", number))
-    with listening(example, INTENTS, Last_Event_ID=last) as events:
+    with event_stream(example, INTENTS, Last_Event_ID=last) as events:
         missed = [json.loads(next(events)["data"])["data"]["revision"] for _ in range(5)]
         rest.must(200, "POST", "/v1/apply", document("s", 7))
         assert [*missed, json.loads(next(events)["data"])["data"]["revision"]] == [3, 4, 5, 6, 7, 8]
     example.kill("gateway")  # another gateway knows the position, too
     with _when_back(example, INTENTS + f"&lastEventId={last}") as events:
         assert [json.loads(next(events)["data"])["data"]["revision"] for _ in range(6)] == [3, 4, 5, 6, 7, 8]
-    with listening(example, INTENTS, Last_Event_ID="neverheardof") as events:
+    with event_stream(example, INTENTS, Last_Event_ID="neverheardof") as events:
         assert next(events)["event"] == b"lost"
         rest.must(200, "POST", "/v1/apply", document("s", 8))
         assert json.loads(next(events)["data"])["data"]["revision"] == 9
@@ -74,7 +74,7 @@ def test_an_event_stream_resumes_after_the_last_event_id(example: Mesh) -> None:
 def _when_back(mesh: Mesh, path: str) -> Iterator[Iterator[dict[str, bytes]]]:
     for _ in range(2000):
         try:
-            with listening(mesh, path) as events:
+            with event_stream(mesh, path) as events:
                 yield events
                 return
         except (OSError, http.client.HTTPException):
@@ -97,7 +97,7 @@ def test_a_resumed_stream_has_every_event_once(example: Mesh) -> None:
     received.append(last["data"]["revision"])
     ident = last["id"]
     while received[-1] < 61:
-        with listening(example, path, Last_Event_ID=ident) as events:
+        with event_stream(example, path, Last_Event_ID=ident) as events:
             for _ in range(7):  # and gone again
                 event = next(events)
                 ident = event["id"].decode()
@@ -129,7 +129,7 @@ def test_events_are_available_as_cloudevents(example: Mesh) -> None:
     } | ({"cause": plain["cause"]} if plain["cause"] else {})
     for asked in ({"Accept": "text/event-stream, application/cloudevents+json"}, {}):
         path = INTENTS if asked else INTENTS + "&format=cloudevents"
-        with listening(example, path, **asked) as events:
+        with event_stream(example, path, **asked) as events:
             rest.must(200, "POST", "/v1/apply", document("cloudy", 1 + len(asked)))
             assert json.loads(next(events)["data"])["type"] == "dev.moorage.intents.updated"
     assert rest("GET", "/v1/events?follow=false&format=xml").status == 400

@@ -35,7 +35,7 @@ def fleet(tmp_path: Path, *names: str) -> str:
 
 
 @contextlib.contextmanager
-def simulating(mesh: Mesh, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+def simulator(mesh: Mesh, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
     """Starts `moorage fleet sim` in a process, and waits until it reports its clusters."""
     env = {**os.environ, "MOORAGE_STATE": str(mesh.state)}
     command = [sys.executable, "-m", "moorage.cli", "fleet", "sim", *arguments]
@@ -80,13 +80,13 @@ def until(condition: Callable[[], object], seconds: float = 20) -> None:
 
 
 def test_a_cluster_of_another_simulator_is_refused_with_a_message(mesh: Mesh, tmp_path: Path) -> None:
-    with simulating(mesh, fleet(tmp_path, "g")) as first:
+    with simulator(mesh, fleet(tmp_path, "g")) as first:
         assert "far/g: another simulator" in done(mesh, "fleet", "sim", fleet(tmp_path, "g"), code=4)
         # The other clusters join.
         for command in (("fleet", "apply"), ("apply", "-f")):
             assert "far/g: another simulator" in done(mesh, *command, fleet(tmp_path, "g", "h"), code=4)
         until(lambda: clusters(mesh) == {"far/g": "Ready", "far/h": "Ready"})
-        with simulating(mesh, fleet(tmp_path, "g", "i")) as second:
+        with simulator(mesh, fleet(tmp_path, "g", "i")) as second:
             until(lambda: clusters(mesh).keys() == {"far/g", "far/h", "far/i"})
             assert "refused: far/g" in stop_and_read(second)
         until(lambda: clusters(mesh).keys() == {"far/g", "far/h"})
@@ -99,7 +99,7 @@ def test_a_cluster_of_another_simulator_is_refused_with_a_message(mesh: Mesh, tm
 
 
 def test_a_stopped_fleet_leaves_except_clusters_in_use(mesh: Mesh, tmp_path: Path) -> None:
-    with simulating(mesh, fleet(tmp_path, "a", "b")) as process:
+    with simulator(mesh, fleet(tmp_path, "a", "b")) as process:
         done(mesh, "apply", "-f", "-", data=json.dumps(application("held", on="far/a")).encode())
         done(mesh, "wait", "held", "--for", "phase=Running", "--timeout", "20s")
         for option in ((), ("--abandon-claims",)):  # what is advised must not be refused
@@ -179,13 +179,13 @@ def test_terminating_on_a_silent_cluster_shows_what_it_waits_for(mesh: Mesh, tmp
 
 
 def test_a_dead_cluster_without_claims_can_be_forgotten_and_rejoin(mesh: Mesh, tmp_path: Path) -> None:
-    with simulating(mesh, fleet(tmp_path, "c")) as process:
+    with simulator(mesh, fleet(tmp_path, "c")) as process:
         process.kill()
     until(lambda: clusters(mesh) == {"far/c": "Stale"})
     done(mesh, "check", code=1)
     done(mesh, "delete", "cluster", "far/c")
     done(mesh, "check")
-    with simulating(mesh, fleet(tmp_path, "c")) as process:
+    with simulator(mesh, fleet(tmp_path, "c")) as process:
         until(lambda: clusters(mesh) == {"far/c": "Ready"})
         stop_and_read(process)
     until(lambda: clusters(mesh) == {})

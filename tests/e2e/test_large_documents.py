@@ -36,7 +36,7 @@ async def driver(mesh: Mesh) -> AsyncIterator[MeshClient]:
         yield found
 
 
-def large(name: str, size: int, objects: int = 1, clusters: int = 1) -> dict[str, Any]:
+def large_application(name: str, size: int, objects: int = 1, clusters: int = 1) -> dict[str, Any]:
     """Returns an application of about this many bytes in this many objects, like CRDs."""
     document = application(name, clusters=clusters)
     manifests = document["spec"]["apps"][0]["manifests"]
@@ -50,7 +50,7 @@ def large(name: str, size: int, objects: int = 1, clusters: int = 1) -> dict[str
 @pytest.mark.parametrize("objects", [1, 40])
 async def test_a_document_of_hundreds_of_kilobytes_runs(mesh: Mesh, driver: MeshClient, objects: int) -> None:
     name = f"bulky-{objects}"
-    document = large(name, TAKEN - 2048, objects, clusters=2)
+    document = large_application(name, TAKEN - 2048, objects, clusters=2)
     assert TAKEN - 8192 < len(msgspec.json.encode(document)) <= TAKEN
     await driver.apply(document)
     await driver.until_phase(name, "Running", seconds=30)
@@ -75,7 +75,7 @@ async def test_a_document_of_hundreds_of_kilobytes_runs(mesh: Mesh, driver: Mesh
 async def test_too_large_documents_are_refused_with_the_limit(
     mesh: Mesh, driver: MeshClient, tmp_path: Path, size: int
 ) -> None:
-    document = large("huge", size, 10)
+    document = large_application("huge", size, 10)
     data = msgspec.json.encode(document)
     if size < 8 << 20:  # above it, the client of the broker does not even send it
         answer = msgspec.json.decode(await driver.bus.request(subjects.INTENTS_APPLY, data, timeout=5))

@@ -51,7 +51,7 @@ async def filled(party: CommitterHarness, names: str) -> None:
         await party.commit(pod_on(name, f"lab/c-{i % 4}", f"n-{i // 4 % 2}"))
 
 
-def same(one: CommitterHarness, other: CommitterHarness) -> bool:
+def have_equal_ledgers(one: CommitterHarness, other: CommitterHarness) -> bool:
     ledger, other_ledger = one.follower.ledger, other.follower.ledger
     known = (
         ledger.seq == other_ledger.seq
@@ -64,7 +64,7 @@ def same(one: CommitterHarness, other: CommitterHarness) -> bool:
 async def test_a_follower_reloads_after_a_purge_it_missed(bus: Bus, join: Join) -> None:
     party, reader = await join(), await join()
     await filled(party, "abcd")
-    await until(lambda: same(party, reader))
+    await until(lambda: have_equal_ledgers(party, reader))
     await reader.follower.stop()
     await party.committer.commit(Withdrawal(group=group("a"), revision=1))
     await party.committer.commit(Release(claims=["claim-a"]))
@@ -73,13 +73,13 @@ async def test_a_follower_reloads_after_a_purge_it_missed(bus: Bus, join: Join) 
         await write_snapshot(bus, party.follower.ledger)
         await party.commit(pod_on(f"g{party.follower.ledger.seq}", "lab/c-3", "n-1"))
     assert await bus.log(LOG).first() > reader.follower.ledger.seq + 1
-    assert not same(party, reader)
+    assert not have_equal_ledgers(party, reader)
     _, commits = await read_log(bus)
     reader.follower.fold(*commits[-1])  # the first delivery after it subscribed again
-    await until(lambda: same(party, reader), what="the same claims and the same room")
+    await until(lambda: have_equal_ledgers(party, reader), what="the same claims and the same room")
     # It continues from there, and can commit.
     await reader.commit(pod_on("last", "lab/c-0", "n-1"))
-    await until(lambda: same(party, reader) and group("last") in party.follower.ledger.standing)
+    await until(lambda: have_equal_ledgers(party, reader) and group("last") in party.follower.ledger.standing)
 
 
 async def test_a_commit_is_not_folded_after_a_gap(bus: Bus, join: Join) -> None:
@@ -90,7 +90,7 @@ async def test_a_commit_is_not_folded_after_a_gap(bus: Bus, join: Join) -> None:
     await filled(party, "abcdef")
     _, commits = await read_log(bus)
     assert reader.follower.fold(*commits[2]) is False
-    await until(lambda: same(party, reader))
+    await until(lambda: have_equal_ledgers(party, reader))
     assert seen == [1, 2, 3, 4, 5, 6]
 
 
@@ -106,7 +106,7 @@ async def test_a_log_that_begins_after_the_snapshot_is_refused(bus: Bus, join: J
     await asyncio.wait_for(reader.bus.closed.wait(), 5)
     assert reader.follower.ledger.seq == 0 and not party.bus.closed.is_set()
     await write_snapshot(bus, party.follower.ledger)
-    assert same(party, await join())
+    assert have_equal_ledgers(party, await join())
 
 
 @pytest.mark.parametrize("junk", [b"", b"\xff\xfe", b"\x81\xa3seq\xa3one", b'{"seq": 6}'])
@@ -122,7 +122,7 @@ async def test_an_unreadable_snapshot_is_replaced_by_an_older_one_and_the_log(
     await filled(party, "gh")
     assert await bus.log(LOG).first() == 4, "the log is there from the older one on"
     assert (await read_snapshot(bus)).seq == 3
-    assert same(party, await join())
+    assert have_equal_ledgers(party, await join())
 
 
 async def stored(bus: Bus, seq: int) -> bool:

@@ -31,7 +31,7 @@ def clusters() -> Clusters:
 
 
 @asynccontextmanager
-async def opened(nats: NatsServer, bus: Bus, only: str = "") -> AsyncIterator[tuple[MergerHarness, list[str]]]:
+async def open_merger(nats: NatsServer, bus: Bus, only: str = "") -> AsyncIterator[tuple[MergerHarness, list[str]]]:
     """Half of the shapes are of their own."""
     asked: list[str] = []
     site = MergerHarness(nats, bus, clusters, start, lambda fleet: HardwareAnswers(fleet).answer)
@@ -77,21 +77,21 @@ def has(site: MergerHarness, cluster: str, *nodes: NodeReport) -> None:
     site.report(cluster, lambda writer, cid: writer.put(cid, cluster, rows, whole=True))
 
 
-async def rounds(site: MergerHarness, seconds: float) -> None:
+async def wait_for_round(site: MergerHarness, seconds: float) -> None:
     """Waits until the merger has handled what changed."""
     await asyncio.sleep(seconds)
     await until(lambda: site.mergers[0].wait_loop is not None)
 
 
 async def test_new_capacity_goes_to_the_oldest_of_a_thousand_waiting_groups(nats: NatsServer, bus: Bus) -> None:
-    async with opened(nats, bus) as (site, asked):
-        await rounds(site, 0.5)
+    async with open_merger(nats, bus) as (site, asked):
+        await wait_for_round(site, 0.5)
         asked.clear()
         # Capacity that no group could use comes and goes: one round each, and nobody is asked.
         for step in range(20):
             has(site, "lab/busy", node(cpu="1", requested={"cpu": f"{100 * (step % 5)}m"}))
             await asyncio.sleep(0.02)
-        await rounds(site, 0.3)
+        await wait_for_round(site, 0.3)
         assert not asked
 
         # Capacity for two groups, which any of them could use: the two oldest soon get it.
@@ -99,7 +99,7 @@ async def test_new_capacity_goes_to_the_oldest_of_a_thousand_waiting_groups(nats
         has(site, "lab/c-0", node(cpu="64", requested={"cpu": "58"}))
         await until(lambda: len(site.ledger.standing) == 2, 40, "two are placed")
         took = time.monotonic() - began
-        await rounds(site, 0.5)
+        await wait_for_round(site, 0.5)
         assert set(site.ledger.standing) == {group("g0000"), group("g0001")}
         assert len(asked) == 2, "no question more"
         assert took < 5, "half a second on a quiet machine"
@@ -116,19 +116,19 @@ async def test_new_capacity_goes_to_the_oldest_of_a_thousand_waiting_groups(nats
 
 async def test_capacity_that_helps_no_waiting_group_asks_nobody(nats: NatsServer, bus: Bus) -> None:
     """A controller that ignores capacity allows only full clusters."""
-    async with opened(nats, bus, only="lab/c-0") as (site, asked):
+    async with open_merger(nats, bus, only="lab/c-0") as (site, asked):
         has(site, "lab/c-2", node(cpu="64"))
         # Once, by the leading merger: it has no answers yet that confine the groups to other clusters.
         loop = site.mergers[0].wait_loop
         await until(lambda: all(w.confined for w in loop.waiting.groups.values()), 90, "each is asked about")
-        await rounds(site, 0.5)
+        await wait_for_round(site, 0.5)
         assert len(asked) <= 2 * WAITING, "and why not"
         asked.clear()
         for step in range(10):
             has(site, "lab/c-2", node(cpu="64", requested={"cpu": f"{step % 3}"}))
             has(site, "lab/c-3", node(cpu="64", requested={"cpu": f"{20 - step}"}))
             await asyncio.sleep(0.05)
-        await rounds(site, 0.5)
+        await wait_for_round(site, 0.5)
         assert not asked
         has(site, "lab/c-0", node(cpu="64", requested={"cpu": "58"}))
         await until(lambda: len(site.ledger.standing) == 2, 40, "two are placed")
@@ -140,7 +140,7 @@ async def test_capacity_that_helps_no_waiting_group_asks_nobody(nats: NatsServer
 
 async def test_a_long_round_is_interrupted_for_older_groups(nats: NatsServer, bus: Bus) -> None:
     """Capacity that appears during a long round goes to the oldest group that it may help."""
-    async with opened(nats, bus, only="lab/c-0") as (site, asked):
+    async with open_merger(nats, bus, only="lab/c-0") as (site, asked):
         asked.clear()
         has(site, "lab/c-2", node(cpu="64"))
         await until(lambda: len(asked) >= 100, 60, "a round is under way")

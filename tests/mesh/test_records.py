@@ -23,7 +23,7 @@ from moorage_testkit.merger_harness import Clusters, OpenMergers, group, revisio
 from moorage_testkit.polling import until
 
 
-def thirty() -> Clusters:
+def thirty_clusters() -> Clusters:
     rng = random.Random(1)
     return {
         f"lab/c-{i:02}": [node(cpu=str(rng.randint(4, 32)), memory=str(rng.randint(8, 64))) for _ in range(4)]
@@ -64,7 +64,7 @@ async def test_two_hundred_decisions_of_two_mergers_replay(
 ) -> None:
     monkeypatch.setattr(recorder, "SAVED", 60.0)  # however slow the machine is
     rng = random.Random(2)
-    async with open_mergers(thirty, mergers=2) as s:
+    async with open_mergers(thirty_clusters, mergers=2) as s:
         await s.decide(*(revision(f"g{i}", *random_apps(rng)) for i in range(200)))
         await until(lambda: len({e.subject for e in s.events}) >= 200, 60)
         await until(lambda: len(s.ledger.standing) > 100, 60)
@@ -113,7 +113,7 @@ async def test_without_time_decisions_are_listed_and_counted_but_not_recorded(
 ) -> None:
     monkeypatch.setattr(recorder, "SHARE", 0.0)
     monkeypatch.setattr(recorder, "SAVED", 1e-9)
-    async with open_mergers(thirty) as s:
+    async with open_mergers(thirty_clusters) as s:
         await s.decide(*(revision(f"g{i}", ShapedApp(name="a", shapes=[shape()])) for i in range(10)))
         await until(lambda: len(s.ledger.standing) == 10)
         records = DecisionRecords(bus)
@@ -125,7 +125,7 @@ async def test_without_time_decisions_are_listed_and_counted_but_not_recorded(
 
 
 async def test_deciding_goes_on_without_the_stream_of_records(open_mergers: OpenMergers, bus: Bus) -> None:
-    async with open_mergers(thirty) as s:
+    async with open_mergers(thirty_clusters) as s:
         await api(bus, f"STREAM.DELETE.{stores.RECORDS}")
         for i in range(3):
             await s.decide(revision(f"g{i}", ShapedApp(name="a", shapes=[shape()])))
@@ -138,7 +138,7 @@ async def test_deciding_goes_on_without_the_stream_of_records(open_mergers: Open
 
 
 async def test_what_cannot_be_replayed_is_refused(open_mergers: OpenMergers, bus: Bus) -> None:
-    async with open_mergers(thirty) as s:
+    async with open_mergers(thirty_clusters) as s:
         await s.decide(revision("g", ShapedApp(name="a", shapes=[shape()])))
         await s.attempt("g", "Placed")
         records = DecisionRecords(bus)

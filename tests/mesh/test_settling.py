@@ -164,7 +164,7 @@ async def test_a_report_during_a_settlement_is_settled_too(
         await until(lambda: nodes_of(s, "one") == {"n-0": 1})
 
 
-async def reach(s: MergerHarness, name: str) -> None:
+async def report_reached(s: MergerHarness, name: str) -> None:
     """Says, as the patcher does, that the group's decision ran in full."""
     decision = s.ledger.standing[group(name)]
     status = GroupStatus(group=group(name), revision=decision.revision, phase="Running", decision=decision.id)
@@ -179,7 +179,7 @@ async def keep(s: MergerHarness, record: Revision) -> None:
     await s.bus.bucket("moorage-revisions").put(key, msgspec.json.encode(whole))
 
 
-def where(s: MergerHarness, name: str) -> str:
+def cluster_of_group(s: MergerHarness, name: str) -> str:
     decision = s.ledger.standing.get(group(name))
     return decision.claims[0].cluster if decision is not None else ""
 
@@ -192,7 +192,7 @@ async def test_a_displaced_group_is_confined_to_its_nodes_the_next_time(open_mer
         assert claim.required_nodes == {}
         cpu = [2000] * len(s.clusters()[claim.cluster])
         s.report(claim.cluster, lambda w, cid: w.put(cid, claim.cluster, rows("2", *cpu)))
-        await until(lambda: where(s, "moves") not in ("", claim.cluster))
+        await until(lambda: cluster_of_group(s, "moves") not in ("", claim.cluster))
         (again,) = s.ledger.standing[group("moves")].claims
         assert again.required_nodes.keys() == {slot.node for slot in again.slots}
         # Kept by the following revisions, and forgotten once the group ends.
@@ -211,11 +211,11 @@ async def test_an_update_that_lost_its_room_gives_way_to_what_ran(open_mergers: 
         await s.decide(first)
         await s.attempt("app", "Placed")
         ran = s.ledger.standing[group("app")]
-        await until(lambda: where(s, "app") == "lab/two")
+        await until(lambda: cluster_of_group(s, "app") == "lab/two")
         s.report(
             "lab/two", lambda w, cid: w.put(cid, "lab/two", rows("4", 2000), claims={ran.claims[0].id: {"n-0": 1}})
         )
-        await reach(s, "app")
+        await report_reached(s, "app")
         second = revision("app", ShapedApp(name="a", shapes=[shape(2000, 2, template="u")]), number=2)
         await s.decide(second)
         await until(lambda: s.ledger.standing[group("app")].revision == 2)
@@ -241,14 +241,14 @@ async def test_a_group_that_ran_is_degraded_with_numbers_and_moves_as_soon_as_an
         await s.decide(revision("app", app(1, 2000)))
         await s.attempt("app", "Placed")
         decision = s.ledger.standing[group("app")]
-        await reach(s, "app")
+        await report_reached(s, "app")
         s.report("lab/one", lambda w, cid: w.put(cid, "lab/one", rows("2", 500)))
         await until(lambda: group("app") in s.ledger.displaced)
         lack = s.ledger.displaced[group("app")]["lab/one"]
         assert (lack.resource, lack.needed, lack.free) == ("cpu", 2000, 1500)
         assert s.ledger.standing[group("app")].id == decision.id
         s.report("lab/two", lambda w, cid: w.put(cid, "lab/two", rows("2", 0)))
-        await until(lambda: where(s, "app") == "lab/two")
+        await until(lambda: cluster_of_group(s, "app") == "lab/two")
         assert group("app") not in s.ledger.displaced
         assert s.ledger.claims[decision.claims[0].id].withdrawn
 
@@ -258,7 +258,7 @@ async def test_a_degraded_group_is_well_again_once_it_fits(open_mergers: OpenMer
         await s.decide(revision("app", app(1, 2000)))
         await s.attempt("app", "Placed")
         decision = s.ledger.standing[group("app")]
-        await reach(s, "app")
+        await report_reached(s, "app")
         s.report("lab/one", lambda w, cid: w.put(cid, "lab/one", rows("2", 500)))
         await until(lambda: group("app") in s.ledger.displaced)
         s.report("lab/one", lambda w, cid: w.put(cid, "lab/one", rows("2", 0)))
@@ -296,7 +296,7 @@ async def test_slots_of_a_daemon_set_follow_the_nodes(open_mergers: OpenMergers)
         await until(lambda: nodes_of(s, "each") == {"n-0": 1, "n-1": 1, "n-2": 1})
         s.report("lab/one", lambda w, cid: w.put(cid, "lab/one", [], gone=["n-0"]))
         await until(lambda: nodes_of(s, "each") == {"n-1": 1, "n-2": 1})
-        await reach(s, "each")
+        await report_reached(s, "each")
         small = normalize_node(node("n-3", cpu="500m"))[0]
         s.report("lab/one", lambda w, cid: w.put(cid, "lab/one", [small]))
         await until(lambda: group("each") in s.ledger.displaced)
@@ -320,7 +320,7 @@ async def test_a_cluster_that_cannot_be_settled_holds_up_no_other(
             await s.attempt(name, "Placed")
         for name in ("lab/one", "lab/two"):
             s.report(name, lambda w, cid: w.put(cid, w.fleet.names[cid], rows("4", 3000, 0)))
-        other = next(name for name in ("x", "y") if where(s, name) == "lab/two")
+        other = next(name for name in ("x", "y") if cluster_of_group(s, name) == "lab/two")
         await until(lambda: nodes_of(s, other) == {"n-1": 2})
         monkeypatch.setattr(Settling, "_settle", settle)
         await until(lambda: nodes_of(s, "x" if other == "y" else "y") == {"n-1": 2})

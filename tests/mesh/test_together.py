@@ -53,12 +53,12 @@ class SelectiveController:
 
 
 @pytest_asyncio.fixture
-async def odd() -> SelectiveController:
+async def selective() -> SelectiveController:
     return SelectiveController()
 
 
 @pytest_asyncio.fixture
-async def bus(secure_nats: NatsServer, redis: RedisServer, odd: SelectiveController) -> AsyncIterator[Bus]:
+async def bus(secure_nats: NatsServer, redis: RedisServer, selective: SelectiveController) -> AsyncIterator[Bus]:
     admin = await Bus.connect(secure_nats.settings("admin"), worker="admin")
     await admin.provision(installed().stores.values())
     known: dict[str, Controller] = {}
@@ -68,7 +68,7 @@ async def bus(secure_nats: NatsServer, redis: RedisServer, odd: SelectiveControl
             known[key] = msgspec.json.decode(data, type=Controller)
 
     await admin.bucket("moorage-controllers").mirror(registered)
-    declared = Declared(NAME, candidates=odd.candidates)
+    declared = Declared(NAME, candidates=selective.candidates)
     mains = [load(kind)(secure_nats.settings(kind, redis.url)) for kind in ("intents", "inventory")]
     merger = await Bus.connect(secure_nats.settings("merger"), worker="merger")
     try:
@@ -81,7 +81,7 @@ async def bus(secure_nats: NatsServer, redis: RedisServer, odd: SelectiveControl
         await admin.close()
 
 
-def question(group: str, budget_ms: float = 5000) -> Ask:
+def ask_about(group: str, budget_ms: float = 5000) -> Ask:
     apps = [ShapedApp(name="web")]
     return Ask(id=f"id-{group}", group=group, revision=1, budget_ms=budget_ms, epoch="0.0", tenant="t", apps=apps)
 
@@ -96,12 +96,12 @@ async def ask_all(bus: Bus, *groups: str, budget_ms: float = 5000) -> dict[str, 
             return str(msgspec.json.decode(reply.data)["problem"]["code"])
         return msgspec.json.decode(reply.data, type=Answer) if reply.outcome == "answered" else reply.outcome
 
-    tasks = {group: asyncio.create_task(send(question(group, budget_ms))) for group in groups}
+    tasks = {group: asyncio.create_task(send(ask_about(group, budget_ms))) for group in groups}
     await asyncio.sleep(0)
     return tasks
 
 
-async def test_a_slow_ask_of_a_batch_does_not_delay_the_others(bus: Bus, odd: SelectiveController) -> None:
+async def test_a_slow_ask_of_a_batch_does_not_delay_the_others(bus: Bus, selective: SelectiveController) -> None:
     tasks = await ask_all(bus, "a", "slow-1", "b", "broken", "slow-2", "slow-broken", "c")
     quick = [tasks[group] for group in ("a", "b", "c", "broken")]
     async with asyncio.timeout(3):
@@ -110,7 +110,7 @@ async def test_a_slow_ask_of_a_batch_does_not_delay_the_others(bus: Bus, odd: Se
     assert "an error" in tasks["broken"].result().error
     assert tasks["b"].result().error == ""
     assert not tasks["slow-1"].done()
-    odd.go.set()  # each of these has a message of its own, so there are more answers than asks
+    selective.go.set()  # each of these has a message of its own, so there are more answers than asks
     async with asyncio.timeout(3):
         await asyncio.gather(*tasks.values())
     assert tasks["slow-2"].result().apps["web"].groups[0].clusters == ["lab/slow-2"]
@@ -126,13 +126,13 @@ async def test_one_ask_of_a_batch_can_time_out_alone(bus: Bus) -> None:
     assert {tasks[group].result().error for group in "ab"} == {""}
 
 
-async def test_asks_above_the_limit_are_refused_at_once(bus: Bus, odd: SelectiveController) -> None:
+async def test_asks_above_the_limit_are_refused_at_once(bus: Bus, selective: SelectiveController) -> None:
     waiting = await ask_all(bus, *(f"slow-{i}" for i in range(MAX_CONCURRENT)))
-    await until(lambda: odd.waiting == MAX_CONCURRENT)
+    await until(lambda: selective.waiting == MAX_CONCURRENT)
     more = await ask_all(bus, "more-1", "more-2")
     async with asyncio.timeout(3):
         assert [await task for task in more.values()] == ["Busy", "Busy"]
-    odd.go.set()
+    selective.go.set()
     async with asyncio.timeout(10):
         answers = await asyncio.gather(*waiting.values())
     assert all(answer.apps["web"].groups for answer in answers)
@@ -142,15 +142,15 @@ async def test_unreadable_asks_of_a_batch_are_answered_with_a_problem(bus: Bus) 
     for junk in (b"{", b'{"asks":[{"group":1}]}', b'{"asks":7}'):
         reply = await bus.request(subjects.batch(subjects.candidates(NAME)), junk)
         assert msgspec.json.decode(reply)["problem"]["code"] == "Undecodable"
-    good = msgspec.json.encode(Asks(asks=[question("a")]))
+    good = msgspec.json.encode(Asks(asks=[ask_about("a")]))
     reply = await bus.request(subjects.batch(subjects.candidates(NAME)), good)
     assert msgspec.json.decode(reply)["answers"]["id-a"]["apps"]["web"]["groups"]
 
 
-async def test_expired_asks_are_not_started(bus: Bus, odd: SelectiveController) -> None:
+async def test_expired_asks_are_not_started(bus: Bus, selective: SelectiveController) -> None:
     groups = [f"busy-{i}" for i in range(6)]
     tasks = await ask_all(bus, *groups, budget_ms=250)
     async with asyncio.timeout(3):
         await asyncio.gather(*tasks.values())
     assert [task.result().error for task in tasks.values()][-1] == "out of time"
-    assert odd.asked == groups[: len(odd.asked)] and len(odd.asked) < len(groups)
+    assert selective.asked == groups[: len(selective.asked)] and len(selective.asked) < len(groups)

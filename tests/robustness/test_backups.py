@@ -53,7 +53,7 @@ async def backed_up(mesh: Mesh, file: Path) -> None:
     assert os.stat(file).st_mode & 0o777 == 0o600
 
 
-def restored(file: Path | str, state: Path, data: bytes | None = None) -> subprocess.CompletedProcess[bytes]:
+def restore(file: Path | str, state: Path, data: bytes | None = None) -> subprocess.CompletedProcess[bytes]:
     return Mesh(state=state).run("restore", str(file), data=data)
 
 
@@ -104,7 +104,7 @@ async def test_a_backup_restores_the_mesh(clean: MeshClient, mesh: Mesh, tmp_pat
     await backed_up(mesh, file)
 
     again = Mesh(state=tmp_path / "again")
-    assert restored(file, again.state).returncode == 0
+    assert restore(file, again.state).returncode == 0
     try:
         await asyncio.to_thread(again.start)
         assert again.endpoint["token"] == mesh.endpoint["token"], "who had the token goes on"
@@ -167,11 +167,11 @@ async def test_a_backup_taken_under_load_is_consistent(
                 write(out, made.about, made.parts)
         monkeypatch.undo()
         await driver.delete([f"new-{number}"])
-        await into_a_broker(file, tmp_path / f"{number}")
+        await restore_into_broker(file, tmp_path / f"{number}")
     assert len(moments) < again <= 2 * len(moments), "some had to be done once more, each once"
 
 
-async def into_a_broker(file: Path, state: Path) -> None:
+async def restore_into_broker(file: Path, state: Path) -> None:
     nats = NatsServer()
     nats.start()
     try:
@@ -226,14 +226,14 @@ async def test_damaged_files_are_refused_and_restore_nothing(mesh: Mesh, tmp_pat
     for what, content in damaged.items():
         place = tmp_path / "place"
         (bad := tmp_path / "bad").write_bytes(content)
-        done = await asyncio.to_thread(restored, bad, place)
+        done = await asyncio.to_thread(restore, bad, place)
         if done.returncode == 0:  # a byte of padding or of a date in the tar, which has no meaning
             assert what.startswith("changed"), what
             continue
         assert done.returncode == 1, (what, done.stderr)
         assert b"damaged" in done.stderr or b"not a backup" in done.stderr, (what, done.stderr)
         assert not (place / "nats").exists() or not any((place / "nats").rglob("*.blk")), what
-    assert restored("-", tmp_path / "piped", archive).returncode == 0
+    assert restore("-", tmp_path / "piped", archive).returncode == 0
 
 
 async def test_restore_needs_an_empty_mesh(mesh: Mesh, tmp_path: Path) -> None:
@@ -246,15 +246,15 @@ async def test_restore_needs_an_empty_mesh(mesh: Mesh, tmp_path: Path) -> None:
     beside = await other.arun("restore", str(file))
     assert beside.returncode == 4 and b"workers are running" in beside.stderr, beside.stderr
     place = tmp_path / "place"
-    assert (await asyncio.to_thread(restored, file, place)).returncode == 0
-    twice = await asyncio.to_thread(restored, file, place)
+    assert (await asyncio.to_thread(restore, file, place)).returncode == 0
+    twice = await asyncio.to_thread(restore, file, place)
     assert twice.returncode == 4 and b"not empty" in twice.stderr
-    missing = await asyncio.to_thread(restored, tmp_path / "nothing", place)
+    missing = await asyncio.to_thread(restore, tmp_path / "nothing", place)
     assert missing.returncode == 2
     # Also of a stopped mesh: the broker is started for the backup, and the copy is the same.
     resting = Mesh(state=place)
     assert (await resting.arun("backup", str(tmp_path / "rest"))).returncode == 0
-    assert (await asyncio.to_thread(restored, tmp_path / "rest", tmp_path / "third")).returncode == 0
+    assert (await asyncio.to_thread(restore, tmp_path / "rest", tmp_path / "third")).returncode == 0
     nobody = Mesh(state=tmp_path / "nobody")
     assert (await nobody.arun("backup", str(tmp_path / "none"))).returncode == 6
 
@@ -311,7 +311,7 @@ async def test_running_clusters_are_brought_to_the_state_of_the_backup(tmp_path:
             await eventually(lambda: free_cpu(driver, CPU * CLUSTERS - 3), 40, "all pods run")
         await asyncio.to_thread(first.stop)
         shutil.rmtree(first.state)
-        assert (await asyncio.to_thread(restored, file, again.state)).returncode == 0
+        assert (await asyncio.to_thread(restore, file, again.state)).returncode == 0
         await asyncio.to_thread(again.start)
         assert again.endpoint["nats"] == first.endpoint["nats"], "agents have this address"
         async with MeshClient(again) as driver:

@@ -103,7 +103,7 @@ def test_every_subject_is_tested() -> None:
             assert any(re.fullmatch(pattern, subject) for subject in tested), row.pattern
 
 
-async def kept(bus: Bus, subject: str, since: int) -> list[str]:
+async def kept_rejections(bus: Bus, subject: str, since: int) -> list[str]:
     """Returns the codes of the messages of this subject that were rejected after a sequence number."""
     log = bus.log("MOORAGE_REJECTED")
     found = []
@@ -139,7 +139,7 @@ async def test_unreadable_requests_are_refused_with_a_code_and_stored_as_rejecte
     assert {refusals[what] for what in ("bytes", "cut off", "too deep")} <= KEPT
 
     async def all_kept() -> bool:
-        return Counter(await kept(driver.bus, subject, since)) == wanted
+        return Counter(await kept_rejections(driver.bus, subject, since)) == wanted
 
     await eventually(all_kept, 40, f"each kind of what {subject} refused is kept once")
 
@@ -154,7 +154,7 @@ async def test_unreadable_hints_change_nothing(mesh: Mesh, driver: MeshClient, s
     if subject.startswith(("moorage.groups.", "moorage.merger.", "moorage.controllers.")):
 
         async def all_kept() -> bool:
-            codes = await kept(driver.bus, subject, since)
+            codes = await kept_rejections(driver.bus, subject, since)
             return codes.count("Undecodable") >= 3 and "TooLarge" in codes
 
         await eventually(all_kept, 40, f"what came on {subject} is kept")

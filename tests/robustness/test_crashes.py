@@ -87,7 +87,7 @@ def mesh(make_mesh: MakeMesh) -> Mesh:
     return make_mesh(FLEET, "--workers", "merger=2")
 
 
-def strike(mesh: Mesh, fault: Fault) -> None:
+def inject(mesh: Mesh, fault: Fault) -> None:
     if fault.processes == "FLUSHALL":
         with redis_client.Redis.from_url(mesh.settings.redis_url) as client:
             client.flushall()
@@ -100,11 +100,11 @@ def strike(mesh: Mesh, fault: Fault) -> None:
 
 
 @asynccontextmanager
-async def struck(driver: MeshClient, faults: list[Fault]) -> AsyncIterator[None]:
+async def with_faults(driver: MeshClient, faults: list[Fault]) -> AsyncIterator[None]:
     """Injects each fault at its point; the block ends when all have happened."""
     async with AsyncExitStack() as stack:
         came = [
-            await stack.enter_async_context(driver.at(f.subject, partial(strike, driver.mesh, f), f.nth))
+            await stack.enter_async_context(driver.at(f.subject, partial(inject, driver.mesh, f), f.nth))
             for f in faults
         ]
         yield
@@ -135,7 +135,7 @@ async def test_a_kill_at_any_point_has_the_same_end_state(mesh: Mesh, driver: Me
     # Each case has names of its own, so that leftovers of one case do not affect another.
     names = [f"k{list(CASES).index(case)}-{i}" for i in range(GROUPS)]
 
-    async with struck(driver, placing):
+    async with with_faults(driver, placing):
         await asyncio.gather(*(driver.apply(application(name)) for name in names))
     await eventually(lambda: settled(driver), 40, f"{FIT} of {GROUPS} run")
 
@@ -153,7 +153,7 @@ async def test_a_kill_at_any_point_has_the_same_end_state(mesh: Mesh, driver: Me
 
     await eventually(numbers, 60, "the reasons have numbers")
     await until(lambda: all_run(mesh), 40, "everything was started again")
-    async with struck(driver, leaving):
+    async with with_faults(driver, leaving):
         await driver.delete(names)
 
     async def released() -> bool:

@@ -33,7 +33,7 @@ def mesh(make_mesh: MakeMesh) -> Mesh:
     return make_mesh(fleet(4, 8), "--workers", "merger=2")
 
 
-async def pass_by(driver: MeshClient, commits: int) -> None:
+async def commit_others(driver: MeshClient, commits: int) -> None:
     """Appends empty commits, as long after the last one as it takes to forget."""
     at = time.time() + 2 * FORGET_SECONDS
     for _ in range(0, commits, AT_ONCE):
@@ -79,8 +79,8 @@ async def test_a_merger_that_sleeps_meanwhile_brings_nothing_back(
         await asyncio.gather(*(driver.apply(application(name)) for name in names))
         await eventually(lambda: running(driver, names), 40, "all run")
         await driver.delete(names)
-        await eventually(lambda: left(driver, names), 40, "no claim is left")
-        await pass_by(driver, FORGET_COMMITS + 1)
+        await eventually(lambda: have_left(driver, names), 40, "no claim is left")
+        await commit_others(driver, FORGET_COMMITS + 1)
         assert not any(driver.ledger.knows(group(name)) for name in names)
         await forget_tombstones(driver, names)
         for name in again:
@@ -106,7 +106,7 @@ async def test_a_merger_that_sleeps_meanwhile_brings_nothing_back(
     await driver.delete(again)
 
 
-async def left(driver: MeshClient, names: Sequence[str]) -> bool:
+async def have_left(driver: MeshClient, names: Sequence[str]) -> bool:
     return not any(group(name) in driver.ledger.by_group for name in names)
 
 
@@ -118,15 +118,15 @@ async def test_killed_while_it_is_forgotten(mesh: Mesh, driver: MeshClient) -> N
     await driver.ask(subjects.INTENTS_ACT, {"group": group(stays), "verb": "terminate"})
     await driver.until_phase(stays, "Terminated")
     await driver.delete(names)
-    await eventually(lambda: left(driver, names), 40, "no claim is left")
-    await pass_by(driver, FORGET_COMMITS // 2)
+    await eventually(lambda: have_left(driver, names), 40, "no claim is left")
+    await commit_others(driver, FORGET_COMMITS // 2)
     for worker in ("merger", "patcher", "gateway", "intents"):
         mesh.kill(worker)
-    await pass_by(driver, FORGET_COMMITS // 4)
+    await commit_others(driver, FORGET_COMMITS // 4)
     assert driver.ledger.knows(group(names[0]))
     for worker in ("merger", "patcher"):
         mesh.kill(worker)
-    await pass_by(driver, FORGET_COMMITS // 4 + 2)
+    await commit_others(driver, FORGET_COMMITS // 4 + 2)
     assert not driver.ledger.knows(group(names[0]))
 
     async def forgotten() -> bool:
@@ -156,8 +156,8 @@ async def test_a_late_hint_to_withdraw_a_forgotten_group(mesh: Mesh, driver: Mes
     await driver.delete([name])
     await subscription.unsubscribe()
     hint = next(hint for hint in heard if hint.group == group(name))
-    await eventually(lambda: left(driver, [name]), 40, "no claim is left")
-    await pass_by(driver, FORGET_COMMITS + 1)
+    await eventually(lambda: have_left(driver, [name]), 40, "no claim is left")
+    await commit_others(driver, FORGET_COMMITS + 1)
     await forget_tombstones(driver, [name])
     await driver.bus.publish(subjects.GROUPS_WITHDRAW, hint)  # while there is none
     assert (await driver.apply(application(name)))["revision"] == 1
@@ -185,4 +185,4 @@ async def test_a_merger_that_dies_does_not_bring_back_what_was_deleted_without_i
         os.kill(pid, signal.SIGSTOP)
     await driver.bus.bucket(stores.GROUPS).delete(group_tokens(group(name)))
     mesh.kill("merger")
-    await eventually(lambda: left(driver, [name]), 40, "it is withdrawn")
+    await eventually(lambda: have_left(driver, [name]), 40, "it is withdrawn")

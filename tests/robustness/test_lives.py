@@ -39,7 +39,7 @@ async def fault(driver: MeshClient, cluster: str, what: str, seconds: float = FO
     assert answer.get("accepted"), answer
 
 
-async def heal(driver: MeshClient) -> None:
+async def end_faults(driver: MeshClient) -> None:
     answer = await driver.ask(subjects.SIM_APPLY, FLEET, timeout=20)
     assert answer.get("accepted"), answer
 
@@ -93,7 +93,7 @@ class Pods:
 
 
 @asynccontextmanager
-async def watched(driver: MeshClient, fresh: str = "") -> AsyncIterator[Pods]:
+async def watched_pods(driver: MeshClient, fresh: str = "") -> AsyncIterator[Pods]:
     pods = Pods(fresh)
     subscriptions = [
         await driver.bus.subscribe("moorage.reports.>", pods.on_report),
@@ -125,7 +125,7 @@ async def test_a_full_life_cycle_on_a_misbehaving_cluster(driver: MeshClient, wh
     assert (await act(driver, name, "terminate"))["state"] == "Terminated"
     await driver.until_phase(name, "Terminating", "Terminated")
     assert (await act(driver, name, "instantiate"))["state"] == "Instantiated", "on its way out, and wanted again"
-    await heal(driver)
+    await end_faults(driver)
     await driver.until_phase(name, "Running", seconds=30)
     await driver.delete([name])
     await nothing_left(driver)
@@ -155,8 +155,8 @@ async def test_terminating_at_any_moment_leaves_nothing(driver: MeshClient) -> N
 
 @pytest.mark.parametrize("image", ["i", "j"], ids=["moved", "moved and changed"])
 async def test_a_move_starts_the_new_placement_before_removing_the_old(driver: MeshClient, image: str) -> None:
-    async with watched(driver, "c-2") as pods:
-        await heal(driver)
+    async with watched_pods(driver, "c-2") as pods:
+        await end_faults(driver)
         await driver.apply(application("mover", pods=2, on="lab/c-1"))
         await driver.until_phase("mover", "Running")
         await until(lambda: pods.running("c-1") == 2, 40, "both run")
@@ -170,7 +170,7 @@ async def test_a_move_starts_the_new_placement_before_removing_the_old(driver: M
 
 
 async def test_an_update_in_place_keeps_pods_running(driver: MeshClient) -> None:
-    async with watched(driver) as pods:
+    async with watched_pods(driver) as pods:
         await driver.apply(application("roller", pods=3, on="lab/c-3"))
         await driver.until_phase("roller", "Running")
         await until(lambda: pods.running("c-3") == 3, 40, "all run")
@@ -212,8 +212,8 @@ async def test_a_replaced_group_ends_when_its_replacement_runs(driver: MeshClien
         for path, body in resources(version, where):
             await driver.http(path, body)
     old, new = (f"/v2/projects/lives/composite-apps/shop/{v}/deployment-intent-groups/g" for v in ("v1", "v2"))
-    async with watched(driver, "c-2") as pods:
-        await heal(driver)
+    async with watched_pods(driver, "c-2") as pods:
+        await end_faults(driver)
         await driver.http(f"{old}/instantiate", {})
         await until(lambda: pods.running("c-1") == 2, 40, "the old one runs")
         pods.least = 2
@@ -238,7 +238,7 @@ async def test_a_deletion_survives_crashes(driver: MeshClient) -> None:
         mesh.kill(worker)
         await until(lambda w=worker, b=before: mesh.pids(w) not in ([], b), 40, f"{worker} is there again")  # type: ignore[misc]
     await driver.until_phase("leaver", "Terminating")
-    await heal(driver)
+    await end_faults(driver)
     await driver.until_phase("leaver", "Gone")
     await nothing_left(driver)
 
@@ -250,7 +250,7 @@ async def test_applying_again_cancels_a_pending_deletion(driver: MeshClient) -> 
     await fault(driver, here, "silent")
     await driver.http("/v1/applications/default/returner", method="DELETE")
     await driver.apply(application("returner", on=here))
-    await heal(driver)
+    await end_faults(driver)
     await driver.until_phase("returner", "Running")
     await asyncio.sleep(6)  # longer than the retry interval of the intent store
     assert await driver.phase("returner") == "Running"

@@ -30,7 +30,7 @@ async def fault(driver: MeshClient, cluster: str, what: str, seconds: float = FO
     assert answer.get("accepted"), answer
 
 
-async def heal(driver: MeshClient) -> None:
+async def end_faults(driver: MeshClient) -> None:
     answer = await driver.ask(subjects.SIM_APPLY, FLEET, timeout=20)
     assert answer.get("accepted"), answer
 
@@ -89,7 +89,7 @@ async def test_a_silent_cluster_keeps_its_claims_and_gets_no_new_ones(driver: Me
     await driver.ask(subjects.INTENTS_ACT, {"group": "default/before/v1/default", "verb": "terminate"})
     await driver.until_phase("before", "Terminating")
     assert claims.keys() <= driver.ledger.claims.keys()
-    await heal(driver)
+    await end_faults(driver)
     await until_state(driver, here, "Ready")
     await driver.until_phase("during", "Running")
     await driver.until_phase("before", "Terminated")
@@ -104,7 +104,7 @@ async def test_a_slow_cluster_completes(driver: MeshClient) -> None:
     assert not (await driver.why("slow")).get("reasons")
     await driver.until_phase("slow", "Running")
     assert (await cluster(driver, here))["state"] == "Ready", "late is not silent"
-    await heal(driver)
+    await end_faults(driver)
     await ended(driver, "slow")
 
 
@@ -115,7 +115,7 @@ async def test_a_cluster_that_refuses_objects_degrades_the_group_until_it_accept
     await driver.until_phase("refused", "Degraded")
     reason = await why(driver, "refused", "ApplyFailed")
     assert reason["cluster"] == here and "denied" in reason["message"]
-    await heal(driver)
+    await end_faults(driver)
     await driver.until_phase("refused", "Running")
     assert not (await driver.why("refused")).get("reasons")
     await ended(driver, "refused")
@@ -167,7 +167,7 @@ async def test_replayed_reports_change_nothing(driver: MeshClient) -> None:
     found = await cluster(driver, here)
     assert found["free"]["cpu"] == "0"
     assert (await driver.phase("full"), await driver.phase("tempted")) == ("Running", "Pending")
-    await heal(driver)
+    await end_faults(driver)
     await driver.delete(["full"])
     await driver.until_phase("tempted", "Running")
     await ended(driver, "tempted")

@@ -46,7 +46,7 @@ def worker(mesh: Mesh, kind: str, url: str) -> Iterator[subprocess.Popen[bytes]]
         process.wait()
 
 
-async def there(driver: MeshClient, kind: str) -> dict[int, str]:
+async def instances(driver: MeshClient, kind: str) -> dict[int, str]:
     """Returns the workers of a kind that answer on the bus: process id → role."""
     inbox = driver.bus.nc.new_inbox()
     found: dict[int, str] = {}
@@ -70,7 +70,7 @@ async def proxied(driver: MeshClient, kind: str) -> AsyncIterator[tuple[TcpProxy
         with worker(driver.mesh, kind, proxy.url) as process:
 
             async def answers() -> bool:
-                return process.pid in await there(driver, kind)
+                return process.pid in await instances(driver, kind)
 
             await eventually(answers, 40, f"the second {kind} is there")
             yield proxy, process
@@ -104,7 +104,7 @@ async def test_groups_of_a_partitioned_merger_are_decided_by_others(driver: Mesh
         proxy.heal()
 
         async def back() -> bool:
-            return process.pid in await there(driver, "merger")
+            return process.pid in await instances(driver, "merger")
 
         await eventually(back, 40, "the merger is there again")
         # It has folded the missed commits, so its decisions from now on fit, too.
@@ -125,7 +125,7 @@ async def test_a_partitioned_active_worker_is_replaced(mesh: Mesh, driver: MeshC
         os.kill(own, signal.SIGSTOP)
 
         async def active() -> list[int]:
-            return [pid for pid, role in (await there(driver, kind)).items() if role == "active"]
+            return [pid for pid, role in (await instances(driver, kind)).items() if role == "active"]
 
         async def taken(by_it: bool) -> bool:
             return [pid == process.pid for pid in await active()] == [by_it]
