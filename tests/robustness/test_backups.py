@@ -271,9 +271,11 @@ def test_streams_of_effects_are_copied_before_their_causes() -> None:
         "KV_moorage-revisions",
         "KV_moorage-documents",
         "KV_moorage-resources",
+        "KV_moorage-classes",
         "KV_moorage-controllers",
         "KV_moorage-clusters",
         "KV_moorage-providers",
+        "KV_moorage-machines",
         "KV_moorage-tokens",
     ]
     assert {store.stream for store in installed().stores.values()} - {*STREAMS} == {
