@@ -5,21 +5,23 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from moorage.kube import ApiError, connect
-from moorage.machine_groups.names import GROUP_VERSION, MACHINE_TYPE, NAMESPACE, POD_ROLE, SLOT_GATE
+from moorage.kube import Api, ApiError, connect
+from moorage.machine_groups.names import DOMAIN, GROUP_VERSION, MACHINE_TYPE, NAMESPACE, POD_ROLE, SLOT_GATE
 from moorage.machines.install import in_use, install, uninstall
 from moorage.podspec import pinned_node
+from moorage_testkit.agent_process import AgentProcess
 from moorage_testkit.control_plane import ControlPlane
 from moorage_testkit.failpoints import Failpoints
 from moorage_testkit.machine_cluster import MachineCluster, MachinesProcess, Refused
 from moorage_testkit.machines import machine
+from moorage_testkit.mesh import Mesh
 
 from .conftest import settled
 
@@ -258,3 +260,55 @@ async def test_certificates_are_renewed_without_a_refused_request(cluster: Machi
         assert len(seen) == 2 and asked > 100
     finally:
         process.remove()
+
+
+async def nothing(_api: Api) -> None:
+    """Installs nothing: `join` has done so."""
+
+
+async def test_a_cluster_with_machines_joins_and_leaves_by_command(cluster: MachineCluster) -> None:
+    """With a whole mesh, whose `slots` lays reservations out by what the agent reports."""
+    for name in NODES:
+        cluster.patch(f"/api/v1/nodes/{name}", {"spec": {"taints": None}})
+    where = ["lab/machines", "--kubeconfig", str(cluster.plane.kubeconfig)]
+
+    def run() -> None:
+        with Mesh() as mesh:
+            joined = mesh.run("cluster", "join", *where, "--machines", "--no-deploy", seconds=60)
+            assert joined.returncode == 0, joined.stderr.decode()
+            asyncio.run(cluster.install(nothing))
+            agent = AgentProcess(mesh, cluster.plane, "--name", "lab/machines")
+            process = MachinesProcess(cluster, "--name", "lab/machines", MOORAGE_STATE=str(mesh.state))
+            try:
+                agent.start()
+                until(process.is_ready, 40)
+                spec = {"spec": {"cpu": "2", "memory": "1Gi"}, "available": 3}
+                cluster.machine(machine("g", {"a": spec}, {name: ["a"] for name in NODES}))
+                until(lambda: cluster.usage("g").get("a") == (3, 3, 0, 0), 40)
+                cluster.pod(TEAM, "guest", GUEST)
+                until(lambda: cluster.usage("g").get("a") == (3, 2, 1, 0), 40)
+                refused = mesh.run("cluster", "leave", *where)
+                assert refused.returncode == 4 and b"Machine g, guest team/guest" in refused.stderr
+                process.remove()
+                agent.stop()
+                left = mesh.run("cluster", "leave", "--force", *where, seconds=120)
+                assert left.returncode == 0, left.stderr.decode()
+            finally:
+                process.remove()
+                agent.stop()
+
+    await asyncio.to_thread(run)
+    assert (
+        cluster.find(f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/machines.{DOMAIN.rstrip('/')}") is None
+    )
+    for name in NODES:
+        node = cluster.call("GET", f"/api/v1/nodes/{name}")
+        assert "taints" not in node["spec"] and not any(key.startswith(DOMAIN) for key in node["metadata"]["labels"])
+    assert len(cluster.bound(TEAM)) == 1, "no running guest stops"
+
+
+def until(check: Callable[[], bool], seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while not check():
+        assert time.monotonic() < end, f"not within {seconds:g} s"
+        time.sleep(0.1)
