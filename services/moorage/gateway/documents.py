@@ -93,7 +93,7 @@ async def _apply(request: web.Request, document: dict[str, Any], dry: bool) -> d
         return {"accepted": True, "name": "fleet", "outcome": "updated", **await apply_fleet(gateway.bus, document)}
     if dry and document.get("kind") in MACHINE_KINDS:
         return {**await call(gateway.bus, subjects.INTENTS_CHECK, document, again=document), "dryRun": True}
-    if dry and document.get("kind") in FLEET_KINDS:
+    if dry and str(document.get("kind")) in FLEET_KINDS:
         checked = await call(gateway.bus, subjects.INTENTS_CHECK, document, again=document)
         return {**checked, "dryRun": True, **explained_document(request, document)}
     if dry:
@@ -107,7 +107,7 @@ async def _apply(request: web.Request, document: dict[str, Any], dry: bool) -> d
     reply = await call(gateway.bus, subjects.INTENTS_APPLY, document, timeout=10, again=again)
     if document.get("kind") in MACHINE_KINDS:
         return reply
-    if document.get("kind") in FLEET_KINDS:
+    if str(document.get("kind")) in FLEET_KINDS:
         meta = document["metadata"]
         key = fleet_object_key(str(document["kind"]), str(meta["name"]), str(meta.get("cluster") or ""))
         await gateway.view.wait_for_fleet_object(key)
@@ -165,7 +165,7 @@ async def simulate(request: web.Request) -> web.StreamResponse:
         _check_allowed(request, document, "viewer")
         _check_no_envelope(document)
     answers: dict[int, Why | dict[str, Any]] = {}
-    classes = [i for i, document in enumerate(documents) if document.get("kind") in FLEET_KINDS]
+    classes = [i for i, document in enumerate(documents) if str(document.get("kind")) in FLEET_KINDS]
     for i in classes:  # what others ask for
         answers[i] = await _simulated_object(request, documents[i])
     unsaved = [unsaved_class(documents[i]) for i in classes if documents[i]["kind"] == RESOURCE_CLASS.kind]
