@@ -292,3 +292,11 @@ def test_needs_of_a_pod_are_scored_together() -> None:
     assert found is not None and found.tolist() == [[0, 2, 0]]
     many = _shape(_need("A"), _need("B", name="nic"), count=3)
     assert rows.choose([many], fleet.rows_of(0), np.ones((1, 3), np.bool_), "best-fit") is None
+
+
+def test_the_first_alternative_is_taken_on_whatever_node_has_it() -> None:
+    fleet = fleet_of({"lab/x": [_node(*"BBBB", name="a"), _node(*"A", name="b")]})
+    rows = DeviceRows(fleet)
+    solutions = PackingSolutions(lambda shapes, where, able: rows.choose(shapes, where, able, "default"))
+    assert _placed(fleet, _shape(_need("A", "B")), solutions) == {"b": 1}
+    assert _placed(fleet, _shape(_need("C", "B")), solutions) == {"a": 1}
