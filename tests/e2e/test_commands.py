@@ -78,7 +78,7 @@ def test_the_example_runs_and_why_explains_it(example: Mesh) -> None:
         "telco/pop-1"
     ]
     assert {c["name"]: c["outcome"] for c in why["controllers"]} == dict.fromkeys(
-        ("hpa", "labels", "affinity", "topology", "resource-class"), "answered"
+        ("hpa", "labels", "affinity", "topology", "resource-class", "machine"), "answered"
     )
     assert why == example.http(f"/v1/groups/{GROUP}/why")
     assert "lab/edge-3" in ran(example, "why", GROUP)
@@ -190,7 +190,7 @@ def test_diff_shows_patches_and_exits_with_1(example: Mesh) -> None:
 
 def test_candidates_are_printed_in_the_seed_format(example: Mesh) -> None:
     found = shown(example, "candidates", "app1")
-    assert {c["name"] for c in found["controllers"]} >= {"hpa", "labels", "affinity", "topology", "resource-class"}
+    assert {c["name"] for c in found["controllers"]} >= {"hpa", "labels", "affinity", "topology", "resource-class", "machine"}
     # The example has all exclusive cores of the only cluster where it fits.
     (one,) = found["merged"]["fwall"]
     assert one["mode"] == "allow" and "lab/edge-3" in one["clusters"]

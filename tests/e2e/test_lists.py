@@ -46,7 +46,7 @@ def test_nodes_show_it_too(example: Mesh) -> None:
          "node-0     8    <none>\nnode-1     8    <none>\ngpu-node   16   1\n"),
         (["get", "nodes", "--sort-by={.allocatable.memory}", "-o", "jsonpath={.items[-1:].name}"], "gpu-node-1"),
         (["cluster", "get", "lab/edge-3", "--no-headers", "-o", "custom-columns=X:.id"], "lab/edge-3\n"),
-        (["controllers", "--sort-by", ".name", "-o", "custom-columns=NAME:.name", "--no-headers"], "affinity\nhpa\nlabels\ntopology\n"),
+        (["controllers", "--sort-by", ".name", "-o", "custom-columns=NAME:.name", "--no-headers"], "affinity\nhpa\nlabels\nmachine\nresource-class\ntopology\n"),
         (["token", "list", "-o", "jsonpath={.items[?(@.name==\"nobody\")]}"], ""),
         (["fleet", "--sort-by", ".id", "-o", "jsonpath={.items[0].id}"], "lab/edge-1"),
     ],

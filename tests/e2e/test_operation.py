@@ -25,7 +25,7 @@ from moorage_testkit.otlp_collector import OtlpCollector, Span
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = Path(moorage.cli.__file__).parent / "example"
-CONTROLLERS = {"hpa", "labels", "affinity", "topology", "resource-class"}
+CONTROLLERS = {"hpa", "labels", "affinity", "topology", "resource-class", "machine"}
 GROUPS = 20
 
 Scraped = dict[str, dict[str, Metric]]  # worker → name of the family → family
@@ -188,7 +188,7 @@ def items(mesh: Mesh) -> list[dict[str, Any]]:
 
 
 def test_each_worker_is_live_and_ready(mesh: Mesh) -> None:
-    kinds = {"intents", "inventory", "merger", "patcher", "placement", "sim", "gateway", "agents", *CONTROLLERS}
+    kinds = {"intents", "inventory", "merger", "patcher", "placement", "slots", "sim", "gateway", "agents", *CONTROLLERS}
     assert kinds == mesh.endpoint["metrics"].keys()
     for urls in mesh.endpoint["metrics"].values():
         base = urls[0].removesuffix("/metrics")
@@ -227,7 +227,7 @@ def test_metrics_count_the_load(scraped: Scraped) -> None:
     assert value(posts, "moorage_http_requests_total", route="/v1/apply", status="200") >= GROUPS
     for kind, families in scraped.items():
         answered = sum(s.value for s in families["moorage_requests"].samples if s.labels["outcome"] == "answered")
-        assert answered >= (0 if kind in ("sim", "gateway", "agents", "placement") else GROUPS)
+        assert answered >= (0 if kind in ("sim", "gateway", "agents", "placement", "slots") else GROUPS)
         failed = sum(s.value for s in families["moorage_requests"].samples if s.labels["outcome"] == "failed")
         assert failed == 0
         assert value(families["moorage_worker_info"], "moorage_worker_info", worker=kind) == 1

@@ -152,7 +152,7 @@ async def test_simulate_decides_without_committing(open_mergers: OpenMergers) ->
 
 async def test_an_unsupported_need_fails_and_does_not_wait(open_mergers: OpenMergers) -> None:
     async with open_mergers(three_clusters) as s:
-        odd = Shape(key="odd", object="Deployment/x", resources={"pods": 1}, machine="large")
+        odd = Shape(key="odd", object="Deployment/x", resources={"pods": 1}, devices=[{}])
         await s.decide(revision("odd", ShapedApp(name="a", shapes=[odd])))
         failed = await s.attempt("odd", "Failed")
         assert [r.code for r in failed.reasons] == ["Unsupported"]
