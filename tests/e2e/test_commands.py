@@ -190,7 +190,14 @@ def test_diff_shows_patches_and_exits_with_1(example: Mesh) -> None:
 
 def test_candidates_are_printed_in_the_seed_format(example: Mesh) -> None:
     found = shown(example, "candidates", "app1")
-    assert {c["name"] for c in found["controllers"]} >= {"hpa", "labels", "affinity", "topology", "resource-class", "machine"}
+    assert {c["name"] for c in found["controllers"]} >= {
+        "hpa",
+        "labels",
+        "affinity",
+        "topology",
+        "resource-class",
+        "machine",
+    }
     # The example has all exclusive cores of the only cluster where it fits.
     (one,) = found["merged"]["fwall"]
     assert one["mode"] == "allow" and "lab/edge-3" in one["clusters"]

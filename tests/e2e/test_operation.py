@@ -188,7 +188,18 @@ def items(mesh: Mesh) -> list[dict[str, Any]]:
 
 
 def test_each_worker_is_live_and_ready(mesh: Mesh) -> None:
-    kinds = {"intents", "inventory", "merger", "patcher", "placement", "slots", "sim", "gateway", "agents", *CONTROLLERS}
+    kinds = {
+        "intents",
+        "inventory",
+        "merger",
+        "patcher",
+        "placement",
+        "slots",
+        "sim",
+        "gateway",
+        "agents",
+        *CONTROLLERS,
+    }
     assert kinds == mesh.endpoint["metrics"].keys()
     for urls in mesh.endpoint["metrics"].values():
         base = urls[0].removesuffix("/metrics")
