@@ -166,6 +166,8 @@ def test_a_need_for_a_class_gets_a_claim_to_its_devices(
     (found,) = [p for p in pods(plane, "needy") if "deletionTimestamp" not in p["metadata"]]
     resources = found["spec"]["containers"][0]["resources"]
     assert resources["limits"] == {"cpu": "100m"} and len(resources["claims"]) == 1
+    remove(mesh, "needy")
+    until(lambda: not allocated(plane), 60, "it is given back")
 
 
 def test_a_class_of_the_mesh_is_carried_out_by_a_claim(

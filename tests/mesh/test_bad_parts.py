@@ -87,7 +87,9 @@ class Site:
     ) -> dict[str, Any]:
         self.seq += 1
         report = {"session": f"s-{source}", "seq": self.seq, "kind": kind, "asOf": 1.0, "nodes": list(nodes), **more}
-        answer = await self.inventories.bus.request(subjects.reports(A, source), msgspec.json.encode(report))
+        answer = await self.inventories.bus.request(
+            subjects.reports(A, source), msgspec.json.encode(report), timeout=20
+        )
         found: dict[str, Any] = msgspec.json.decode(answer)
         return found
 

@@ -71,7 +71,10 @@ REQUESTS = [
 HINTS = [
     subject
     for row in installed().subjects
-    if not row.request and row.pattern.startswith(("moorage.groups.", "moorage.merger.", "moorage.desired.changed"))
+    if not row.request
+    and row.pattern.startswith(
+        ("moorage.groups.", "moorage.merger.", "moorage.desired.changed", "moorage.machines.changed")
+    )
     for subject in concrete(row)
 ] + [
     "moorage.controllers.stranger.changed",
@@ -83,6 +86,8 @@ HINTS = [
     "moorage.events.fleet.x.a.b",
     "moorage.events.intents.x.a.b.c.d",
     "moorage.events.placement.provider.changed.x",
+    "moorage.events.classes.changed.x",
+    "moorage.events.machines.changed.x",
     "moorage.events.decisions.placed.a.b.c.d",
 ]
 

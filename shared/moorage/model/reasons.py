@@ -20,7 +20,7 @@ CODES: dict[str, str] = {
     "ChosenByKubelet": "Claims name parts of nodes, but the kubelet chooses those that a pod gets.",
     "DeviceTainted": "Devices that would serve a need have taints that are not tolerated.",
     "DeviceFailed": "A device failed, and nothing else in the fleet fits the pods that had it.",
-    "MassFailure": "More than half of the devices of a kind failed in the cluster at about the same time; nothing moves until they are back or `moorage devices move`.",
+    "MassFailure": "More than half of the devices of a kind failed in the cluster at about the same time; nothing new goes there until they are back.",
     "ClassNotFound": "No resource class has this name, and no cluster a DeviceClass of it.",
     "PackingFails": "Each object fits alone, but all pods of the group together cannot be assigned to nodes there.",
     "PodAntiAffinity": "Required pod anti-affinity leaves fewer places than an object has pods.",
