@@ -47,9 +47,10 @@ def _fleet_file() -> dict[str, Any]:
 def _in_slots(name: str) -> bytes:
     """Returns an application of one pod that needs a machine."""
     document = deployment(name, cpu="1", pods=1)
+    manifest = document["spec"]["apps"][0]["manifests"][0]
     consumer = {
-        "object": {"apiVersion": "apps/v1", "kind": "Deployment", "name": name},
-        "container": document["spec"]["apps"][0]["manifests"][0]["spec"]["template"]["spec"]["containers"][0]["name"],
+        "object": {key: manifest[key] for key in ("apiVersion", "kind")} | {"name": manifest["metadata"]["name"]},
+        "container": manifest["spec"]["template"]["spec"]["containers"][0]["name"],
         "needs": [{"machine": "bench/large"}],
     }
     document["spec"]["apps"][0]["consumers"] = [consumer]
