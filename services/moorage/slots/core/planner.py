@@ -11,7 +11,16 @@ from moorage.ledger import Ledger
 from moorage.machine_groups import maximum, sizes
 from moorage.machine_groups.windows import Span, next_time
 from moorage.model.machine_slots import GrantedSlot, ReservedSlots, reservation_claim
-from moorage.model.machines import Allow, Grant, Machine, MachineDocument, MachineType, Reservation, WaitingReason
+from moorage.model.machines import (
+    Allow,
+    Grant,
+    GuestReport,
+    Machine,
+    MachineDocument,
+    MachineType,
+    Reservation,
+    WaitingReason,
+)
 
 from .child_grants import ChildUse, plan_child_grants
 from .grants import GrantPlan, SlotUse, plan_grants
@@ -132,19 +141,19 @@ class Planner:
     def grants(self) -> GrantPlan:
         """Plans the guests of all machine types. Of guests whose type has no slots here only ends are noted."""
         total = GrantPlan()
-        guests: dict[str, list[str]] = {}
-        for uid, guest in self._cluster.guests.items():
-            guests.setdefault(guest.machine, []).append(uid)
-        keys = {*guests, *(slot.machine for slot in self._granted().values())}
-        for key in sorted(keys):
-            use = self._use(key)
-            held = {uid: slot for uid, slot in self._granted().items() if slot.machine == key}
-            mine = [self._cluster.guests[uid] for uid in guests.get(key, ())]
+        guests: dict[str, list[GuestReport]] = {}
+        for guest in self._cluster.guests.values():
+            guests.setdefault(guest.machine, []).append(guest)
+        held: dict[str, dict[str, GrantedSlot]] = {}
+        for uid, slot in self._granted().items():
+            held.setdefault(slot.machine, {})[uid] = slot
+        for key in sorted({*guests, *held}):
+            mine, slots = guests.get(key, []), held.get(key, {})
             child = self._child_use(key)
             if child is not None:
-                found = plan_child_grants(child, mine, held, self._offered, self._now)
+                found = plan_child_grants(child, mine, slots, self._offered, self._now)
             else:
-                found = plan_grants(use, mine, held, self._offered, self._now)
+                found = plan_grants(self._use(key), mine, slots, self._offered, self._now)
             total.granted += found.granted
             total.observed += found.observed
             total.withdrawn += found.withdrawn
@@ -186,7 +195,7 @@ class Planner:
             if slot.claim == claim:
                 node = NodeKey(cluster, slot.node)
                 found[node] = found.get(node, 0) + 1
-        for slot in self._granted_in(cluster).values():
+        for slot in self._granted().values():
             if slot.parent == key and not slot.apart:
                 node = NodeKey(cluster, slot.node)
                 found[node] = found.get(node, 0) + 1
@@ -195,9 +204,6 @@ class Planner:
                 node = NodeKey(cluster, name)
                 found[node] = found.get(node, 0) + count
         return found
-
-    def _granted_in(self, cluster: str) -> dict[str, GrantedSlot]:
-        return self._ledger.machines.granted_in(cluster)
 
     def _child_use(self, key: str) -> ChildUse | None:
         """Returns how a type that lives in slots of another is used; None for any other type."""
