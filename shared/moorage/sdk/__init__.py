@@ -23,6 +23,7 @@ from moorage.model.reasons import Reason, Warn
 from moorage.model.shapes import EXCLUSIVE, OptionalNeed, Shape, ShapedApp
 
 from .answers import Allowed, allow, answer, deny
+from .consumers import NamedConsumer, named_consumers
 from .decorators import Declared, action, alongside, background, controller, declared
 from .runner import CannotRun
 from .runtime import changed, run, run_file
@@ -46,6 +47,7 @@ __all__ = [
     "Isolated",
     "Level",
     "Mask",
+    "NamedConsumer",
     "OneZone",
     "OptionalNeed",
     "OwnClaim",
@@ -69,6 +71,7 @@ __all__ = [
     "controller",
     "declared",
     "deny",
+    "named_consumers",
     "pack",
     "run",
     "run_file",

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from moorage.model.documents import Consumer, HpaIntentSpec
+from moorage.model.documents import Consumer
 from moorage.model.part_names import is_part_class
 from moorage.parsing import format_amount, parse_amount
-from moorage.podspec import REPLICATED, find, format_pointer, named, object_key, pod_spec, template_path
+from moorage.podspec import REPLICATED, format_pointer, named, object_key, pod_spec, template_path
 from moorage.podspec.needs import NeedAmounts, asks_class, is_mandatory, label_text, need_amounts
-from moorage.sdk import ActionAsk, Contribution, Decision, Shape
+from moorage.sdk import ActionAsk, Contribution, Decision, Shape, named_consumers
 
 NAME = "hpa"
 
@@ -49,16 +49,9 @@ class _Target(NamedTuple):
 
 def _targets(ask: ActionAsk) -> list[_Target]:
     targets: dict[tuple[str, str, str], _Target] = {}
-    for intent in ask.intents:
-        if intent.get("kind") not in ("HpaIntent", "TopologyIntent"):
-            continue
-        spec = msgspec.convert(intent.get("spec") or {}, HpaIntentSpec)
-        for consumer in spec.consumers:
-            ref = consumer.object
-            manifest = find(ask.manifests.get(spec.app, []), ref.api_version, ref.kind, ref.name)
-            if manifest is not None:
-                key = (spec.app, ref.api_version, object_key(manifest))
-                targets.setdefault(key, _Target(spec.app, manifest, [])).consumers.append(consumer)
+    for app, manifest, consumer in named_consumers(ask):
+        key = (app, consumer.object.api_version, object_key(manifest))
+        targets.setdefault(key, _Target(app, manifest, [])).consumers.append(consumer)
     return list(targets.values())
 
 

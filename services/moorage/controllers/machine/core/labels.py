@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import msgspec
-
 from moorage.machine_groups.names import (
     CONTAINER,
     CONTAINER_ALIAS,
@@ -17,9 +15,9 @@ from moorage.machine_groups.names import (
     WINDOW,
 )
 from moorage.machine_groups.windows import parse_runtime
-from moorage.model.documents import Consumer, HpaIntentSpec
-from moorage.podspec import find, format_pointer, object_key, template_path
-from moorage.sdk import ActionAsk, Contribution
+from moorage.model.documents import Consumer
+from moorage.podspec import format_pointer, object_key, template_path
+from moorage.sdk import ActionAsk, Contribution, named_consumers
 
 from .answers import NAME
 
@@ -29,17 +27,7 @@ _WITH_DEADLINE = ("Job", "CronJob", "Pod")
 
 def contributions(ask: ActionAsk) -> list[Contribution]:
     """Returns the labels of every pod template whose consumers need a machine."""
-    found: list[Contribution] = []
-    for intent in ask.intents:
-        if intent.get("kind") not in ("HpaIntent", "TopologyIntent"):
-            continue
-        spec = msgspec.convert(intent.get("spec") or {}, HpaIntentSpec)
-        for consumer in spec.consumers:
-            ref = consumer.object
-            manifest = find(ask.manifests.get(spec.app, []), ref.api_version, ref.kind, ref.name)
-            if manifest is not None:
-                found.extend(_of_consumer(spec.app, manifest, consumer))
-    return found
+    return [found for named in named_consumers(ask) for found in _of_consumer(*named)]
 
 
 def _of_consumer(app: str, manifest: dict[str, Any], consumer: Consumer) -> Iterator[Contribution]:
