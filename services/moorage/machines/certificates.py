@@ -39,7 +39,7 @@ class Pair(NamedTuple):
 
 
 class Keys(NamedTuple):
-    """What the Secret has. `following` is announced, `previous` the CA before, each `since` then in seconds since the epoch."""
+    """The content of the Secret. `following` is announced, `previous` the CA before, each `since` then in seconds since the epoch."""
 
     current: Pair
     following: Pair | None = None

@@ -1,4 +1,4 @@
-"""What `cluster join --machines` creates in a cluster: definitions, rights, hooks and the Deployment. `ops/machines` is made of the same
+"""Makes what `cluster join --machines` creates in a cluster: definitions, rights, hooks and the Deployment. `ops/machines` is made of the same
 objects (`python -m moorage.machines.install_manifests ops/machines`)."""
 
 from __future__ import annotations

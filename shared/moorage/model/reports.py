@@ -91,7 +91,7 @@ class PodReport(Model, kw_only=True):
 
 
 class AdmissionReport(Model, kw_only=True):
-    """What a node's agent decided about a pod that the scheduler bound to its node. `pod` is the pod's uid; `code` and `message`
+    """The decision of a node's agent about a pod that the scheduler bound to its node. `pod` is the pod's uid; `code` and `message`
     say why it is refused."""
 
     pod: str

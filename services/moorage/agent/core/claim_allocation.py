@@ -45,7 +45,7 @@ class Claim(NamedTuple):
 
 
 class ClaimAllocation(NamedTuple):
-    """What a claim gets: devices by request."""
+    """The devices that a claim gets, by request."""
 
     key: Key
     claim: Claim

@@ -67,7 +67,7 @@ def _tell(errors: Any, at: str, diagnostics: Diagnostics) -> None:
 
 
 class PodClaims(NamedTuple):
-    """What the pods of an object ask for by claims, and the claims that they have together."""
+    """The requests of an object's pods by claims, and the claims that they share."""
 
     needs: ClaimNeeds
     shared: list[str]

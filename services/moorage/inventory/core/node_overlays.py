@@ -39,7 +39,7 @@ def node_of(source: str) -> str:
 
 
 class NodeChange(NamedTuple):
-    """What a report of a node's agent changes. `row`: the node's row now; None if nobody has named the node yet. `pods`: the uids
+    """The changes that a report of a node's agent makes. `row`: the node's row now; None if nobody has named the node yet. `pods`: the uids
     of those pods of which it tells something else than before."""
 
     row: NodeRow | None
@@ -61,7 +61,7 @@ class _Own(NamedTuple):
 
 
 class _NodeFields:
-    """What a node's agent reports. `own` has the fields of the cluster agent's row, once it has reported the node."""
+    """The report of a node's agent. `own` has the fields of the cluster agent's row, once it has reported the node."""
 
     __slots__ = ("admissions", "node", "own", "parts")
 

@@ -39,7 +39,7 @@ _encode = msgspec.json.Encoder(order="sorted").encode
 
 
 class ClassNeeds(NamedTuple):
-    """What the pods of an object ask for by classes: alternatives by need, relations between needs, and the containers of needs."""
+    """The requests of an object's pods by classes: alternatives by need, relations between needs, and the containers of needs."""
 
     asks: Mapping[str, Sequence[DeviceAsk]]
     relations: Sequence[AttributeRelation]
