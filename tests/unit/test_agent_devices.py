@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from moorage.agent.core import kube_types
 from moorage.agent.core.cluster_state import ClusterState
+from moorage.dra import objects as dra
 from moorage.kube.objects import Key
 from moorage.model.reports import NodeReport, PodReport
 from moorage.podspec import CLAIM
@@ -35,7 +36,7 @@ def put_slice(
         "devices": listed,
         **spec,
     }
-    view.put_slice(Key("", name), kube_types.slice_(encoded({"metadata": {"name": name}, "spec": body})))
+    view.put_slice(Key("", name), dra.slice_(encoded({"metadata": {"name": name}, "spec": body})))
 
 
 class Told:
@@ -209,7 +210,7 @@ def put_claim(view: ClusterState, name: str, *results: dict[str, Any], pods: Seq
     if pods:
         status["reservedFor"] = [{"resource": "pods", "name": uid, "uid": uid} for uid in pods]
     body = {"metadata": {"name": name, "namespace": "ns"}, "spec": {}, "status": status if results else {}}
-    view.put_device_claim(Key("ns", name), kube_types.device_claim(encoded(body)))
+    view.put_device_claim(Key("ns", name), dra.device_claim(encoded(body)))
 
 
 def test_what_claims_hold_is_in_use() -> None:
@@ -311,7 +312,7 @@ def test_rules_taint_devices_of_drivers() -> None:
     selector = {"driver": "gpu.example.com", "device": "gpu-1"}
     taint = {"key": "broken", "effect": "NoExecute", "timeAdded": "2026-01-01T00:00:00Z"}
     rule = {"metadata": {"name": "r"}, "spec": {"deviceSelector": selector, "taint": taint}}
-    told.view.put_taint_rule(Key("", "r"), kube_types.device_taint_rule(msgspec.json.encode(rule)))
+    told.view.put_taint_rule(Key("", "r"), dra.device_taint_rule(msgspec.json.encode(rule)))
     told.names()
     taints = {d.name: [(t.key, t.effect, t.time_added) for t in d.taints] for d in told.rows["n"].devices}
     assert taints == {"gpu-0": [], "gpu-1": [("broken", "NoExecute", "2026-01-01T00:00:00Z")]}
@@ -326,11 +327,11 @@ def test_a_class_backs_an_extended_resource_where_no_plugin_does() -> None:
     selector = {"cel": {"expression": "device.driver == 'gpu.example.com'"}}
     spec = {"selectors": [selector], "extendedResourceName": "example.com/gpu"}
     found = {"metadata": {"name": "c"}, "spec": spec}
-    told.view.put_device_class(Key("", "c"), kube_types.device_class(msgspec.json.encode(found)))
+    told.view.put_device_class(Key("", "c"), dra.device_class(msgspec.json.encode(found)))
     told.names()
     assert told.rows["n"].allocatable["example.com/gpu"] == "3"
     results = [{"driver": "gpu.example.com", "pool": "pool", "device": "gpu-1"}]
     claim = {"metadata": {"name": "x"}, "status": {"allocation": {"devices": {"results": results}}}}
-    told.view.put_device_claim(Key("d", "x"), kube_types.device_claim(msgspec.json.encode(claim)))
+    told.view.put_device_claim(Key("d", "x"), dra.device_claim(msgspec.json.encode(claim)))
     told.names()
     assert told.rows["n"].allocatable["example.com/gpu"] == "2"

@@ -14,6 +14,7 @@ import pytest
 
 from moorage.agent.core import kube_types
 from moorage.agent.core.cluster_state import ClusterState
+from moorage.dra import objects as dra
 from moorage.fit.inside import Asked, NodeState, StaticInside
 from moorage.fleet.normalize import normalize_node
 from moorage.kube.objects import Key
@@ -70,13 +71,13 @@ def node_report(case: Json) -> NodeReport:
     state.put_node(Key("", name), kube_types.node(_object(node, name)))
     for i, found in enumerate(case.get("slices", ())):
         own = f"{found['metadata']['name']}.{i:03}"  # names are not unique in the vectors, as they are in a cluster
-        state.put_slice(Key("", own), kube_types.slice_(_object(found, own)))
+        state.put_slice(Key("", own), dra.slice_(_object(found, own)))
     for found in case.get("classes", ()):
         own = found["metadata"]["name"]
-        state.put_device_class(Key("", own), kube_types.device_class(_object(found, own)))
+        state.put_device_class(Key("", own), dra.device_class(_object(found, own)))
     for i, result in enumerate(_allocated(case)):
         claim = {"metadata": {"namespace": "others"}, "status": {"allocation": {"devices": {"results": [result]}}}}
-        state.put_device_claim(Key("others", f"c{i}"), kube_types.device_claim(_object(claim, f"c{i}")))
+        state.put_device_claim(Key("others", f"c{i}"), dra.device_claim(_object(claim, f"c{i}")))
     return msgspec.json.decode(msgspec.json.encode(state.row(state.nodes[name])), type=NodeReport)
 
 

@@ -11,9 +11,11 @@ from moorage.agent.core import kube_types
 from moorage.agent.core.claim_allocation import GatedClaims
 from moorage.agent.core.cluster_state import ClusterState
 from moorage.agent.core.device_annotations import DeviceAnnotations
-from moorage.agent.core.device_pins import UnknownClass, completed, is_pin, selector_of
-from moorage.agent.core.kube_types import DeviceClaim, Pod
+from moorage.agent.core.kube_types import Pod
 from moorage.cel import CelDevice, compile_selector
+from moorage.dra import objects as dra
+from moorage.dra.objects import DeviceClaim
+from moorage.dra.pins import UnknownClass, completed, is_pin, selector_of
 from moorage.intents.core.diagnostics import Diagnostics
 from moorage.intents.core.manifest_rules import read_objects
 from moorage.intents.core.shapes import app_shapes
@@ -242,11 +244,11 @@ def state_of(*devices: dict[str, Any]) -> ClusterState:
     state = ClusterState()
     pool = {"name": "n0", "generation": 1, "resourceSliceCount": 1}
     spec = {"driver": DRIVER, "pool": pool, "nodeName": "n0", "devices": list(devices)}
-    state.put_slice(Key("", "s"), kube_types.slice_(msgspec.json.encode({"metadata": {"name": "s"}, "spec": spec})))
+    state.put_slice(Key("", "s"), dra.slice_(msgspec.json.encode({"metadata": {"name": "s"}, "spec": spec})))
     selector = {"cel": {"expression": f'device.driver == "{DRIVER}"'}}
     config = [{"opaque": {"driver": DRIVER, "parameters": {"a": 1}}}]
     found = {"metadata": {"name": "gpu"}, "spec": {"selectors": [selector], "config": config}}
-    state.put_device_class(Key("", "gpu"), kube_types.device_class(msgspec.json.encode(found)))
+    state.put_device_class(Key("", "gpu"), dra.device_class(msgspec.json.encode(found)))
     return state
 
 
@@ -317,7 +319,7 @@ def test_a_class_keeps_selectors_and_configuration_of_the_one_that_was_asked_for
     state.drop_device_class(Key("", "gpu"), "")
     with pytest.raises(UnknownClass, match="there is no DeviceClass 'gpu'"):
         completed(pin, state.device_classes, state.devices)
-    state.put_device_class(Key("", "moorage-c1-a"), kube_types.device_class(msgspec.json.encode(pin)))
+    state.put_device_class(Key("", "moorage-c1-a"), dra.device_class(msgspec.json.encode(pin)))
     assert state.device_classes.reports() == []
 
 
@@ -345,7 +347,7 @@ def claim_object(name: str, *devices: str) -> tuple[Key, DeviceClaim]:
     results = [{"request": "a", "driver": DRIVER, "pool": "n0", "device": device} for device in devices]
     status = {"allocation": {"devices": {"results": results}}} if devices else {}
     found = {"metadata": {"name": name, "namespace": "default", "uid": name}, "status": status}
-    return Key("default", name), kube_types.device_claim(msgspec.json.encode(found))
+    return Key("default", name), dra.device_claim(msgspec.json.encode(found))
 
 
 def planned(claims: GatedClaims, slots: Any, **allocable: bool | None) -> dict[str, tuple[str, list[list[str]]]]:

@@ -13,6 +13,7 @@ import msgspec
 import structlog
 
 from moorage.bus.failpoints import reached
+from moorage.dra.pins import is_pin
 from moorage.kube import ApiError, ApiResource, Unreachable, apply_order
 from moorage.model.desired_state import DesiredApp, Pins
 from moorage.model.status import Confirm, ObjectStatus
@@ -21,7 +22,6 @@ from moorage.telemetry import HANDLED, Handled, tracing
 
 from .app_records import AppRecord, AppRecordContent
 from .context import ClusterContext
-from .core.device_pins import is_pin
 from .core.owned_objects import Ref, is_listed, objects_of
 from .managed_app import ManagedApp, Overtaken
 from .object_health import EVENTS_INTERVAL, check_health

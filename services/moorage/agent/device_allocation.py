@@ -13,13 +13,14 @@ import msgspec
 import structlog
 
 from moorage.bus.failpoints import reached
+from moorage.dra.objects import DeviceClaim
 from moorage.kube import Api, ApiError, LeaderTerm, Unreachable
 from moorage.kube.objects import Key
 from moorage.podspec import CLASS_OF_PIN, DEVICES_GATE
 
 from .core.claim_allocation import ClaimAllocation, GatedClaims, PodAllocation, allocation_of, classes_of
 from .core.cluster_state import ClusterState
-from .core.kube_types import DeviceClaim, Pod
+from .core.kube_types import Pod
 from .object_watches import Spawn
 
 log = structlog.get_logger("agent")

@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import structlog
 
+from moorage.dra.pins import UnknownClass, completed, is_pin, with_gate
 from moorage.kube import AlreadyExists, ApiError, ApiResource, apply, create, delete, release
 
 from .context import ClusterContext
-from .core.device_pins import UnknownClass, completed, is_pin, with_gate
 from .core.drift import AppliedState, RepairBackoff, digest, resource_version
 from .core.owned_objects import Live, Manifest, Owner, Ref, body_of, owned_body, owner_of
 

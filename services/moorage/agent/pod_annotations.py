@@ -8,11 +8,12 @@ from urllib.parse import quote
 import msgspec
 import structlog
 
+from moorage.dra.objects import DeviceClaim
 from moorage.kube import Api, ApiError, LeaderTerm, Unreachable
 from moorage.kube.objects import Key
 
 from .core.device_annotations import DeviceAnnotations, PodAnnotations
-from .core.kube_types import DeviceClaim, Pod
+from .core.kube_types import Pod
 from .object_watches import Spawn
 
 log = structlog.get_logger("agent")

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import structlog
 
 from moorage.bus import Bus, Settings, new_id, subjects, until_done
+from moorage.dra import objects as dra
 from moorage.kube import Api, ApiError, LeaderElector, LeaderTerm, Reflector, Unreachable, connect
 from moorage.kube.objects import Key
 from moorage.model.names import cluster_tokens
@@ -264,7 +265,7 @@ class Agent:
             for watcher in watchers:
                 watcher.drop_pod(key, uid)
 
-        def put_claim(key: Key, claim: kube_types.DeviceClaim) -> None:
+        def put_claim(key: Key, claim: dra.DeviceClaim) -> None:
             state.put_device_claim(key, claim)
             for watcher in watchers:
                 watcher.put_claim(key, claim)
@@ -274,7 +275,7 @@ class Agent:
             for watcher in watchers:
                 watcher.drop_claim(key, uid)
 
-        def put_slice(key: Key, found: kube_types.Slice) -> None:
+        def put_slice(key: Key, found: dra.Slice) -> None:
             state.put_slice(key, found)
             devices_changed()
 
@@ -282,7 +283,7 @@ class Agent:
             state.drop_slice(key, uid)
             devices_changed()
 
-        def put_class(key: Key, found: kube_types.DeviceClass) -> None:
+        def put_class(key: Key, found: dra.DeviceClass) -> None:
             state.put_device_class(key, found)
             devices_changed()
 
@@ -293,25 +294,25 @@ class Agent:
         return [
             Reflector(api, "/api/v1/nodes", kube_types.node, put_node, state.drop_node),
             Reflector(api, "/api/v1/pods", kube_types.pod, put_pod, drop_pod),
-            Reflector(api, f"{devices}/resourceslices", kube_types.slice_, put_slice, drop_slice),
+            Reflector(api, f"{devices}/resourceslices", dra.slice_, put_slice, drop_slice),
             Reflector(
                 api,
                 f"{devices}/resourceclaims",
-                kube_types.device_claim,
+                dra.device_claim,
                 put_claim,
                 drop_claim,
             ),
             Reflector(
                 api,
                 f"{devices}/deviceclasses",
-                kube_types.device_class,
+                dra.device_class,
                 put_class,
                 drop_class,
             ),
             Reflector(
                 api,
                 f"{rules}/devicetaintrules",
-                kube_types.device_taint_rule,
+                dra.device_taint_rule,
                 state.put_taint_rule,
                 state.drop_taint_rule,
             ),

@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from moorage.dra.objects import DeviceClaim
 from moorage.kube.objects import Key
 from moorage.podspec import DEVICES_GATE, PIN_PREFIX, TEMPLATE_SLOTS
 
-from .kube_types import DeviceClaim, Pod
+from .kube_types import Pod
 
 Manifest = dict[str, Any]
 

@@ -8,6 +8,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from moorage.dra.allocated import DeviceClaims
+from moorage.dra.classes import DeviceClasses
+from moorage.dra.objects import DeviceClaim, DeviceClass, DeviceTaintRule, Slice
+from moorage.dra.slices import DevicePool, Devices
 from moorage.kube.objects import Key
 from moorage.model.part_reports import DeviceReport
 from moorage.model.reports import ContainerReport, CpuManager, NodeReport, PodReport, Taint
@@ -15,10 +19,7 @@ from moorage.model.shapes import PODS
 from moorage.parsing import format_amount, parse_amount
 from moorage.podspec import CLAIM, node_amount, parse_host_port, port_amounts
 
-from .device_claims import DeviceClaims
-from .device_classes import DeviceClasses
-from .devices import DevicePool, Devices
-from .kube_types import ContainerStatus, DeviceClaim, DeviceClass, DeviceTaintRule, Node, Pod, Slice, Topology
+from .kube_types import ContainerStatus, Node, Pod, Topology
 from .pod_fingerprint import pod_hash
 from .pod_requests import exclusive_cores, has_exclusive_resources, host_ports, requests
 from .zones import attribute, counted_pods, topology_manager_of, use_of_zones, zones_of

@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from moorage.dra.objects import AllocatedDevice, DeviceClaim
 from moorage.kube.objects import Key
 from moorage.podspec import CLAIM, CLASS_OF_NEED, CLASS_OF_PIN, PIN_PREFIX
 
 from .claim_allocation import classes_of
-from .kube_types import AllocatedDevice, DeviceClaim, Pod
+from .kube_types import Pod
 
 #: The annotation with the devices of a pod, as a JSON list.
 DEVICES = "moorage.dev/devices"

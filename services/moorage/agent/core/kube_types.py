@@ -1,4 +1,4 @@
-"""The fields of nodes, pods, ResourceSlices and topologies that reports are made of. All others are skipped while decoding."""
+"""The fields of nodes, pods and topologies that reports are made of. All others are skipped while decoding."""
 
 from __future__ import annotations
 
@@ -130,160 +130,6 @@ class Pod(Object, kw_only=True):
     status: PodStatus = PodStatus()
 
 
-class Pool(_Kube, kw_only=True, frozen=True):
-    name: str = ""
-    generation: int = 0
-    resource_slice_count: int = 0
-
-
-class SelectorRequirement(_Kube, kw_only=True, frozen=True):
-    key: str = ""
-    operator: str = ""
-    values: list[str] | None = None
-
-
-class NodeTerm(_Kube, kw_only=True, frozen=True):
-    match_expressions: list[SelectorRequirement] | None = None
-    match_fields: list[SelectorRequirement] | None = None
-
-
-class NodeSelector(_Kube, kw_only=True, frozen=True):
-    node_selector_terms: list[NodeTerm] | None = None
-
-
-class CounterSet(_Kube, kw_only=True, frozen=True):
-    name: str = ""
-    counters: dict[str, Any] | None = None
-
-
-class CounterUse(_Kube, kw_only=True, frozen=True):
-    counter_set: str = ""
-    counters: dict[str, Any] | None = None
-
-
-class DeviceBody(_Kube, kw_only=True, frozen=True):
-    attributes: dict[str, Any] | None = None
-    capacity: dict[str, Any] | None = None
-    taints: list[dict[str, Any]] | None = None
-    node_name: str | None = None
-    node_selector: NodeSelector | None = None
-    all_nodes: bool | None = None
-    consumes_counters: list[CounterUse] | None = None
-    allow_multiple_allocations: bool | None = None
-    binding_conditions: list[str] | None = None
-
-
-class Device(DeviceBody, kw_only=True, frozen=True):
-    """In v1beta1 all but the name is in `basic`."""
-
-    name: str = ""
-    basic: DeviceBody | None = None
-
-    @property
-    def body(self) -> DeviceBody:
-        return self if self.basic is None else self.basic
-
-
-class SliceSpec(_Kube, kw_only=True, frozen=True):
-    driver: str = ""
-    pool: Pool = Pool()
-    node_name: str | None = None
-    node_selector: NodeSelector | None = None
-    all_nodes: bool | None = None
-    per_device_node_selection: bool | None = None
-    devices: list[Device] | None = None
-    shared_counters: list[CounterSet] | None = None
-
-
-class Slice(Object, kw_only=True):
-    """`resource.k8s.io` ResourceSlice, v1 or v1beta1."""
-
-    spec: SliceSpec = SliceSpec()
-
-
-class CelSelector(_Kube, kw_only=True, frozen=True):
-    expression: str = ""
-
-
-class DeviceSelector(_Kube, kw_only=True, frozen=True):
-    cel: CelSelector | None = None
-
-
-class DeviceClassSpec(_Kube, kw_only=True, frozen=True):
-    selectors: list[DeviceSelector] | None = None
-    config: list[Any] | None = None
-    extended_resource_name: str | None = None
-
-
-class DeviceClass(Object, kw_only=True):
-    """`resource.k8s.io` DeviceClass."""
-
-    spec: DeviceClassSpec = DeviceClassSpec()
-
-
-class DeviceTaintSelector(_Kube, kw_only=True, frozen=True):
-    """What is not given is not asked for."""
-
-    driver: str | None = None
-    pool: str | None = None
-    device: str | None = None
-
-
-class DeviceTaintRuleSpec(_Kube, kw_only=True, frozen=True):
-    device_selector: DeviceTaintSelector | None = None
-    taint: dict[str, Any] | None = None
-
-
-class DeviceTaintRule(Object, kw_only=True):
-    """`resource.k8s.io` DeviceTaintRule."""
-
-    spec: DeviceTaintRuleSpec = DeviceTaintRuleSpec()
-
-
-class AllocatedDevice(_Kube, kw_only=True, frozen=True):
-    driver: str = ""
-    pool: str = ""
-    device: str = ""
-    request: str = ""
-    admin_access: bool | None = None
-    consumed_capacity: dict[str, str | int | float] | None = None
-
-
-class AllocatedDevices(_Kube, kw_only=True, frozen=True):
-    results: list[AllocatedDevice] | None = None
-
-
-class Allocation(_Kube, kw_only=True, frozen=True):
-    devices: AllocatedDevices | None = None
-
-
-class ClaimConsumer(_Kube, kw_only=True, frozen=True):
-    resource: str = ""
-    uid: str = ""
-
-
-class DeviceClaimStatus(_Kube, kw_only=True, frozen=True):
-    allocation: Allocation | None = None
-    reserved_for: list[ClaimConsumer] | None = None
-
-
-class DeviceClaim(Object, kw_only=True):
-    """`resource.k8s.io` ResourceClaim, v1 or v1beta1."""
-
-    status: DeviceClaimStatus | None = None
-
-    @property
-    def results(self) -> list[AllocatedDevice]:
-        allocation = self.status.allocation if self.status is not None else None
-        return (allocation.devices.results or []) if allocation is not None and allocation.devices is not None else []
-
-    @property
-    def pod(self) -> str:
-        """Returns the uid of the pod that has the devices; "" if none has them, and if several pods have them together."""
-        consumers = (self.status.reserved_for or []) if self.status is not None else []
-        return consumers[0].uid if len(consumers) == 1 and consumers[0].resource == "pods" else ""
-
-
 class ManagedFields(_Kube, kw_only=True, frozen=True):
     time: str = ""
 
@@ -328,10 +174,6 @@ class Topology(msgspec.Struct, kw_only=True, rename="camel"):
 
 node = msgspec.json.Decoder(Node).decode
 pod = msgspec.json.Decoder(Pod).decode
-slice_ = msgspec.json.Decoder(Slice).decode
-device_claim = msgspec.json.Decoder(DeviceClaim).decode
-device_class = msgspec.json.Decoder(DeviceClass).decode
-device_taint_rule = msgspec.json.Decoder(DeviceTaintRule).decode
 _topology = msgspec.json.Decoder(Topology).decode
 _object = msgspec.json.Decoder(Object).decode
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from moorage.kube.objects import Object
 from moorage.model.part_reports import (
     CapacityPolicy,
     CounterSetReport,
@@ -20,12 +21,11 @@ from moorage.model.part_reports import (
 )
 from moorage.model.shapes import Requirement
 
-from .kube_types import (
+from .objects import (
     DeviceBody,
     DeviceTaintRule,
     DeviceTaintRuleSpec,
     DeviceTaintSelector,
-    Node,
     NodeSelector,
     SelectorRequirement,
     Slice,
@@ -151,7 +151,7 @@ class Devices:
         """Marks the nodes that reach devices of a pool."""
         self._changed(*self._pools.get(pool, {}).values())
 
-    def of(self, node: Node) -> NodeDevices:
+    def of(self, node: Object) -> NodeDevices:
         found = NodeDevices([], [], [])
         pools = {**self._on_node.get(node.metadata.name, {}), **self._for_many}
         seen = [(pool, current) for pool in pools if (current := self._of_pool(pool, node)) is not None]
@@ -168,7 +168,7 @@ class Devices:
             found.counters.extend(counters for counters in current.counters if counters.name in taken)
         return found
 
-    def _of_pool(self, pool: DevicePool, node: Node) -> _Pool | None:
+    def _of_pool(self, pool: DevicePool, node: Object) -> _Pool | None:
         """Returns a pool as a node sees it; None if nothing of it is for the node, or what was is being replaced."""
         slices = self._pools[pool]
         own = {name for name, spec in slices.items() if spec.shared_counters or _slice_reaches(spec, node)}
@@ -250,14 +250,14 @@ def _is_tainted(device: DeviceReport, selector: DeviceTaintSelector | None) -> b
     return all(wanted is None or wanted == own for wanted, own in asked)
 
 
-def _slice_reaches(spec: SliceSpec, node: Node) -> bool:
+def _slice_reaches(spec: SliceSpec, node: Object) -> bool:
     if not spec.per_device_node_selection:
         return _reaches(spec.node_name, spec.node_selector, spec.all_nodes, node)
     bodies = (device.body for device in spec.devices or ())
     return any(_reaches(body.node_name, body.node_selector, body.all_nodes, node) for body in bodies)
 
 
-def _reached(spec: SliceSpec, pool: DevicePool, node: Node, crossing: frozenset[str]) -> Iterator[DeviceReport]:
+def _reached(spec: SliceSpec, pool: DevicePool, node: Object, crossing: frozenset[str]) -> Iterator[DeviceReport]:
     each = spec.per_device_node_selection
     if not each and not _reaches(spec.node_name, spec.node_selector, spec.all_nodes, node):
         return
@@ -282,13 +282,13 @@ def _reached(spec: SliceSpec, pool: DevicePool, node: Node, crossing: frozenset[
         )
 
 
-def _reaches(name: str | None, selector: NodeSelector | None, everywhere: bool | None, node: Node) -> bool:
+def _reaches(name: str | None, selector: NodeSelector | None, everywhere: bool | None, node: Object) -> bool:
     if name:
         return name == node.metadata.name
     return bool(everywhere) or (selector is not None and selects(selector, node))
 
 
-def selects(selector: NodeSelector, node: Node) -> bool:
+def selects(selector: NodeSelector, node: Object) -> bool:
     from moorage.selectors import term_matches  # imports numpy, which few clusters need
 
     labels, fields = node.metadata.labels or {}, {"metadata.name": node.metadata.name}

@@ -9,7 +9,7 @@ from moorage.model.part_reports import DeviceClassReport, DeviceReport
 from moorage.parts.device_table import DeviceTable, tolerated
 from moorage.podspec import PIN_PREFIX
 
-from .kube_types import DeviceClass
+from .objects import DeviceClass
 
 
 class DeviceClasses:

@@ -12,7 +12,7 @@ from moorage.model.part_reports import DeviceReport
 from moorage.parsing import parse_amount
 from moorage.parts.device_parts import class_of
 
-from .kube_types import AllocatedDevice, DeviceClaim
+from .objects import AllocatedDevice, DeviceClaim
 
 
 class DeviceName(NamedTuple):

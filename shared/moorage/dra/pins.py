@@ -22,9 +22,9 @@ from moorage.podspec import (
     with_value,
 )
 
-from .device_classes import DeviceClasses
-from .devices import Devices
-from .kube_types import DeviceBody
+from .classes import DeviceClasses
+from .objects import DeviceBody
+from .slices import Devices
 
 Manifest = dict[str, Any]
 #: Attributes that are likely to be a device's own, best first.

@@ -1,0 +1,2 @@
+"""What clusters say of devices: slices, allocated claims and classes of `resource.k8s.io`. Agents read it from API servers, the
+simulator from fleet files."""
