@@ -230,7 +230,7 @@ async def test_what_a_kubelet_refuses_runs_elsewhere(site: Site) -> None:
     sys.stdout.write(f"decided again {again:.2f} s after the refusal\n")
     await site.phase("unlucky", "Pending")
     await until(lambda: site.refused() >= 1, 30, "the refusal is counted")
-    assert site.times("fleet.refused.lab.late"), "it is an event"
+    await until(lambda: bool(site.times("fleet.refused.lab.late")), 30, "it is an event")
     site.apply_fleet(fleet(late={"nodes": [aligned("first"), aligned("second")]}))
     await site.phase("unlucky", "Running")
     assert site.nodes("unlucky") == ["second"]

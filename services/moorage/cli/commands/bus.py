@@ -100,7 +100,7 @@ def config(directory: Path, /, *clusters: str, redis: str = "redis:6379", store:
         for kind in mesh.users:
             user = "default" if kind == ADMIN else "inventory" if mesh.spec(kind).writes_redis else "reader"
             write_private(directory / kind / "redis.url", f"redis://{user}:{passwords[user]}@{redis}/0\n")
-        token = _read_or_create(directory / "gateway" / "token", lambda: secrets.token_urlsafe(32))
+        token = _read_or_create(directory / "gateway" / "token", lambda: secrets.token_hex(32))
         write_private(directory / "placement" / "token", token.strip() + "\n")  # the same token is valid at both
     except OSError as error:
         raise Failure(f"cannot write {error.filename}: {error.strerror}") from error

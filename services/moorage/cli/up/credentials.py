@@ -51,7 +51,7 @@ class Credentials:
         passwords = dict(stored.get("redis", {}))
         for user in ("default", "inventory", "reader"):
             passwords.setdefault(user, secrets.token_urlsafe(24))
-        credentials = cls(stored.get("token") or secrets.token_urlsafe(32), seeds, passwords)
+        credentials = cls(stored.get("token") or secrets.token_hex(32), seeds, passwords)
         credentials.agents = dict(stored.get("agents", {}))
         credentials.nats_port = int(stored.get("natsPort", 0))
         credentials.save(state)
