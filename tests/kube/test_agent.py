@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import urllib.error
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 
 from moorage.agent import context, reporting
 from moorage.agent.install_manifests import OWN_RULES, RULES
+from moorage.machine_groups.names import MACHINE_TYPE, NAMESPACE_LABELS
 from moorage.model.desired_state import DesiredApp
 from moorage_testkit.control_plane import ControlPlane
 from moorage_testkit.polling import until
@@ -273,6 +275,67 @@ async def test_namespaces_and_crds_are_applied_first(plane: ControlPlane, mesh: 
     # The garbage collector, which foreground deletion waits for, discovers new kinds every 30 s.
     assert there(plane, "/api/v1/namespaces/shop") is None, "a namespace that only we used goes with what was in it"
     assert there(plane, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/widgets.example.com") is None
+
+
+def removed(mesh: Mesh, app: str, version: int) -> bool:
+    confirm = mesh.confirmation(app, version)
+    return confirm is not None and confirm.removed
+
+
+def guests(name: str, namespace: str) -> dict[str, Any]:
+    found = deployment(name, namespace, replicas=0)
+    found["spec"]["template"]["metadata"]["labels"][MACHINE_TYPE] = "compute-small"
+    return found
+
+
+async def test_namespaces_that_agents_make_are_enabled_for_machines(
+    plane: ControlPlane, mesh: Mesh, agents: Start
+) -> None:
+    agents(plane)
+
+    def label(namespace: str) -> str | None:
+        found = plane.get(f"/api/v1/namespaces/{namespace}")["metadata"].get("labels", {}).get(NAMESPACE_LABELS[0])
+        return None if found is None else str(found)
+
+    await mesh.want(CLUSTER, "own", 5, guests("w", "of-guests"), config("c", "of-guests", a="1"))
+    await until(lambda: set(mesh.states("own", 5).values()) == {"Ready"}, 40, "all of it")
+    assert label("of-guests") == "enabled"
+
+    await mesh.want(CLUSTER, "plain", 6, config("c", "of-both", a="1"))
+    await until(lambda: set(mesh.states("plain", 6).values()) == {"Ready"}, 40, "the namespace is there")
+    assert label("of-both") is None, "only guests need it"
+    await mesh.want(CLUSTER, "later", 7, guests("w", "of-both"))
+    await until(lambda: set(mesh.states("later", 7).values()) == {"Ready"}, 40, "guests of another app")
+    assert label("of-both") == "enabled"
+    await mesh.want(CLUSTER, "later", 8, guests("w", "of-both"), config("d", "of-both", a="1"))
+    await until(lambda: mesh.states("later", 8).get("ConfigMap/d") == "Ready", 40, "the next version")
+    assert label("of-both") == "enabled"
+    for version, app in enumerate(("own", "later", "plain"), 9):
+        await mesh.want(CLUSTER, app, version, remove=True)
+        await until(partial(removed, mesh, app, version), 70, f"{app} is removed")
+    assert there(plane, "/api/v1/namespaces/of-both") is None
+
+
+async def test_guests_wait_for_a_namespace_of_others_to_be_enabled(
+    plane: ControlPlane, mesh: Mesh, agents: Start
+) -> None:
+    body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "theirs"}}
+    plane.call("POST", "/api/v1/namespaces", body)
+    agents(plane)
+    await mesh.want(CLUSTER, "web", 5, guests("w", "theirs"), config("c", "theirs", a="1"))
+    await until(lambda: mesh.states("web", 5).get("Deployment/w") == "Failed", 40, "it is refused")
+    confirm = mesh.confirmation("web", 5)
+    assert confirm is not None
+    (status,) = [found for found in confirm.objects if found.object == "Deployment/w"]
+    assert status.code == "NamespaceNotEnabled" and "kubectl label namespace theirs" in status.message
+    assert there(plane, deployment_path("w", "theirs")) is None and there(plane, config_path("c", "theirs"))
+    assert not plane.get("/api/v1/namespaces/theirs")["metadata"]["labels"].keys() & set(NAMESPACE_LABELS)
+    patch = {"metadata": {"labels": {NAMESPACE_LABELS[1]: "enabled"}}}
+    await asyncio.to_thread(plane.call, "PATCH", "/api/v1/namespaces/theirs", patch, "application/merge-patch+json")
+    await until(lambda: mesh.states("web", 5).get("Deployment/w") == "Ready", 40, "it is applied")
+    await mesh.want(CLUSTER, "web", 6, remove=True)
+    await until(lambda: (c := mesh.confirmation("web", 6)) is not None and c.removed, 70)
+    assert there(plane, "/api/v1/namespaces/theirs")
 
 
 async def test_objects_that_cannot_be_watched_are_compared(

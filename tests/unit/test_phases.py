@@ -15,7 +15,7 @@ from moorage.model.reasons import Reason
 from moorage.model.status import AppStatus, Confirm, GroupStatus, ObjectStatus
 from moorage.patcher.core.claim_removal import may_remove, removed_claims
 from moorage.patcher.core.desired_state import apps_on
-from moorage.patcher.core.group_status import GroupHead, conclude, learn
+from moorage.patcher.core.group_status import GroupHead, apply_failures, conclude, learn
 
 READY: Any = "Ready"
 BUSY, FAILED = "Progressing", "Failed"
@@ -196,3 +196,16 @@ def test_what_goes_altogether_waits_for_nothing() -> None:
     assert may_remove(decision("d", 2, x="one"), "another", 5, {}), "no place is left to this app"
     elsewhere = {("another", "one"): runs(5, READY), ("a", "two"): runs(5, READY)}
     assert not may_remove(decision("d", 2, x="one"), "a", 5, elsewhere), "another app, another cluster"
+
+
+def test_a_failed_object_is_a_reason_with_the_code_that_its_agent_knows() -> None:
+    objects = [
+        ObjectStatus(object="Deployment/o", state="Failed", message="no", code="NamespaceNotEnabled"),
+        ObjectStatus(object="ConfigMap/c", state="Failed", message="taken"),
+        ObjectStatus(object="Service/s", state=READY),
+    ]
+    found = apply_failures([AppStatus(app="a", cluster="c", version=5, objects=objects)])
+    assert [(r.code, r.cluster, r.message) for r in found] == [
+        ("NamespaceNotEnabled", "c", "Deployment/o: no"),
+        ("ApplyFailed", "c", "ConfigMap/c: taken"),
+    ]

@@ -55,9 +55,9 @@ class ManagedApp:
             self.check_current(desired)
             try:
                 await self.writer.apply(managed, lambda: self.check_current(desired), fresh=fresh)
-                managed.refused = ""
+                managed.accepted()
             except ApiError as error:
-                managed.refused = error.message
+                managed.refuse(error)
 
     async def remove(self, desired: DesiredApp, refs: list[Ref]) -> None:
         """Removes objects in the reverse of the order they are created in. Kinds that contain or define others go last, once

@@ -10,9 +10,12 @@ import structlog
 
 from moorage.dra.pins import UnknownClass, completed, is_pin, with_gate
 from moorage.kube import AlreadyExists, ApiError, ApiResource, apply, create, delete, release
+from moorage.machine_groups.names import ENABLED, NAMESPACE_LABELS
+from moorage.model.reasons import CODES
 
 from .context import ClusterContext
 from .core.drift import AppliedState, RepairBackoff, digest, resource_version
+from .core.guest_namespaces import enabled, has_guests, is_enabled
 from .core.owned_objects import Live, Manifest, Owner, Ref, body_of, owned_body, owner_of
 
 log = structlog.get_logger("agent")
@@ -37,7 +40,9 @@ class ManagedObject:
     def __init__(self, ref: Ref, obj: Manifest) -> None:
         self.ref, self.obj = ref, obj
         self.shared = False  # somebody else created it
-        self.refused = ""  # the API server's message, if the last apply failed
+        self.refused = ""  # why the last apply failed, as a rule in the API server's words
+        self.refusal_code = ""  # of the reasons of decisions; empty for what only the API server knows
+        self.enables_machines = False  # a namespace with pods that run in slots of machines
         self.live: Live | None = None  # as it was read last
         self.applied: AppliedState | None = None
         self.sent: Manifest | None = None  # a class that pins a request, as it was sent last
@@ -45,6 +50,12 @@ class ManagedObject:
         self._compared_at = 0.0
         self.warned_at = 0.0  # when its events were read last; 0: not since it was ready
         self.warning = ""
+
+    def accepted(self) -> None:
+        self.refused = self.refusal_code = ""
+
+    def refuse(self, error: ApiError) -> None:
+        self.refused, self.refusal_code = error.message, error.reason if error.reason in CODES else ""
 
     def learn_applied(self, live: Live) -> None:
         live["metadata"].pop("managedFields", None)
@@ -71,6 +82,7 @@ class ObjectWriter:
     async def apply(self, managed: ManagedObject, check_current: CheckCurrent, *, fresh: bool) -> None:
         """`fresh`: the app never had this object, so most likely nobody has."""
         ref, api = managed.ref, self._cluster.api
+        await self._check_namespace(managed)
         kind = await self._cluster.kind(ref)
         live = self._cluster.watches.get(kind, ref.namespace, ref.name)
         if live is None and fresh and await self.create(managed):
@@ -85,7 +97,7 @@ class ObjectWriter:
         if live is not None and owner != self._owner.name:
             if owner and ref.kind != "Namespace":
                 raise ApiError(409, "Taken", f"{ref.key} belongs to {owner.replace(' ', ', app ')}")
-            await self._share(kind, managed)
+            await self._share(kind, managed, made_by_agent=bool(owner))
             return
         if live is None:
             applied = await create(api, kind, self._body(kind, managed))
@@ -95,6 +107,7 @@ class ObjectWriter:
 
     async def create(self, managed: ManagedObject) -> bool:
         """Creates the object. An existing one is left as it is, and the answer is False."""
+        await self._check_namespace(managed)
         kind = await self._cluster.kind(managed.ref)
         try:
             created = await create(self._cluster.api, kind, self._body(kind, managed))
@@ -115,7 +128,7 @@ class ObjectWriter:
             return (await apply(self._cluster.api, kind, body, force=True))[0]
 
     def _body(self, kind: ApiResource, managed: ManagedObject) -> Manifest:
-        obj = managed.obj
+        obj = enabled(managed.obj) if managed.enables_machines else managed.obj
         if is_pin(obj):
             obj = managed.sent = self._completed(obj)
         elif self._cluster.allocates:
@@ -136,9 +149,24 @@ class ObjectWriter:
         managed.learn_applied(live)
         self._cluster.watches.watch(kind)
 
-    async def _share(self, kind: ApiResource, managed: ManagedObject) -> None:
-        """Applies to an object of others."""
+    async def _check_namespace(self, managed: ManagedObject) -> None:
+        """Raises where pods that run in slots of machines would not be let into them."""
+        if not has_guests(managed.obj):
+            return
+        name = managed.ref.namespace
+        live = await self._cluster.api.get(f"/api/v1/namespaces/{name}", brief=True)
+        if live is not None and not is_enabled(live):
+            message = (
+                f"namespace {name} is not enabled for machines, so pods in it get no slots;"
+                f" `kubectl label namespace {name} {NAMESPACE_LABELS[0]}={ENABLED}` enables it"
+            )
+            raise ApiError(409, "NamespaceNotEnabled", message)
+
+    async def _share(self, kind: ApiResource, managed: ManagedObject, *, made_by_agent: bool) -> None:
+        """Applies to an object that somebody else created, or this agent for another app."""
         obj, ref = managed.obj, managed.ref
+        if managed.enables_machines and made_by_agent:
+            obj = enabled(obj)
         managed.shared = True
         if ref.kind == "Namespace" and not obj["metadata"].get("labels") and not obj.get("spec"):
             managed.live = {"kind": "Namespace", "metadata": {"name": ref.name}}  # it only has to exist

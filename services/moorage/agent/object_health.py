@@ -27,7 +27,7 @@ class ObjectHealth(NamedTuple):
 
 async def check_health(cluster: ClusterContext, managed: ManagedObject) -> ObjectHealth:
     if managed.refused:
-        return ObjectHealth(Readiness("Failed", managed.refused), True)
+        return ObjectHealth(Readiness("Failed", managed.refused, code=managed.refusal_code), True)
     ref = managed.ref
     try:
         kind = await cluster.kind(ref)

@@ -10,7 +10,8 @@ from moorage.bus.failpoints import reached
 from moorage.kube import ApiError, apply_order
 from moorage.model.desired_state import DesiredApp
 
-from .core.owned_objects import Manifest, Ref
+from .core.guest_namespaces import guest_namespaces, is_enabled
+from .core.owned_objects import Manifest, Ref, owner_of
 from .core.readiness import readiness_of
 from .managed_app import ManagedApp, run_all
 from .managed_object import ManagedObject
@@ -24,9 +25,12 @@ ESTABLISH_TIMEOUT = 15.0
 async def apply_version(app: ManagedApp, desired: DesiredApp, objects: dict[Ref, Manifest]) -> list[Ref]:
     """Returns the recorded objects that the new version no longer has."""
     recorded = dict.fromkeys(app.record.content.refs)
-    objects = {**await _missing_namespaces(app, objects), **objects}
+    guests = guest_namespaces((ref.namespace, obj) for ref, obj in objects.items())
+    objects = {**await _missing_namespaces(app, objects, guests), **objects}
     fresh = [ref for ref in objects if ref not in recorded]
     app.objects = {ref: _managed(app, ref, obj) for ref, obj in objects.items()}
+    for ref, managed in app.objects.items():
+        managed.enables_machines = ref.kind == "Namespace" and ref.name in guests
     orders = sorted({apply_order(ref.kind) for ref in objects})
     first = await _creatable(app, [app.objects[ref] for ref in fresh if apply_order(ref.kind) == orders[0]])
     app.record.set_refs([*recorded, *fresh], desired.version)
@@ -81,20 +85,24 @@ async def _create(app: ManagedApp, desired: DesiredApp, managed: ManagedObject) 
         try:
             if not await app.writer.create(managed):
                 return None
-            managed.refused = ""
+            managed.accepted()
             reached("agent.made")
         except ApiError as error:
-            managed.refused = error.message
+            managed.refuse(error)
         return managed.ref
 
 
-async def _missing_namespaces(app: ManagedApp, objects: dict[Ref, Manifest]) -> dict[Ref, Manifest]:
-    """Makes manifests for namespaces that objects are in, that no manifest defines and that do not exist."""
+async def _missing_namespaces(app: ManagedApp, objects: dict[Ref, Manifest], guests: set[str]) -> dict[Ref, Manifest]:
+    """Makes manifests for namespaces that objects are in, that no manifest defines and that do not exist, or that an agent
+    made for other apps and that guests of this one need enabled."""
     defined = {ref.name for ref in objects if ref.kind == "Namespace"}
     missing: dict[Ref, Manifest] = {}
     for name in sorted({ref.namespace for ref in objects} - defined - {"default"}):
         ref = Ref("v1", "Namespace", "default", name)
-        if ref in app.record.content.refs or await app.cluster.api.get(f"/api/v1/namespaces/{name}") is None:
+        live = None
+        if ref not in app.record.content.refs:
+            live = await app.cluster.api.get(f"/api/v1/namespaces/{name}")
+        if live is None or (name in guests and owner_of(live) and not is_enabled(live)):
             missing[ref] = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
     return missing
 

@@ -13,6 +13,7 @@ class ObjectStatus(Model, kw_only=True):
     object: str
     state: Literal["Ready", "Progressing", "Failed", "Removed"]
     message: str = ""
+    code: str = ""  # of a reason, where one says more than that the cluster refused it
     ready: int = 0
     wanted: int = 0
 

@@ -14,6 +14,7 @@ class Readiness(NamedTuple):
     message: str = ""
     ready: int = 0
     wanted: int = 0
+    code: str = ""  # of a reason, where one says more than the message
 
 
 READY = Readiness("Ready")

@@ -112,7 +112,7 @@ def apply_failures(apps: Iterable[AppStatus]) -> list[Reason]:
     """Returns a reason for each object that failed on a cluster."""
     return [
         Reason(
-            code="ApplyFailed",
+            code=status.code or "ApplyFailed",
             app=app.app,
             cluster=app.cluster,
             clusters=1,
