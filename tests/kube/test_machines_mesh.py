@@ -82,6 +82,10 @@ async def test_slots_come_from_the_ledger_and_go_on_without_it(
         except AssertionError:
             raise AssertionError(f"usage is {cluster.usage('g')}, not {wanted}") from None
 
+    def told(pod: str) -> list[str]:
+        found = cluster.call("GET", f"/api/v1/namespaces/{TEAM}/events")["items"]
+        return [str(event.get("message")) for event in found if event["involvedObject"]["name"] == pod]
+
     try:
         await settled(process.is_ready, 40, "it is ready")
         spec: dict[str, Any] = {"spec": {"cpu": "2", "memory": "1Gi"}, "available": 4, "offlineSlots": 1}
@@ -114,5 +118,8 @@ async def test_slots_come_from_the_ledger_and_go_on_without_it(
         uids = {pod["metadata"]["uid"] for pod in cluster.pods(TEAM) if pod["spec"].get("nodeName")}
         machines = slots[0].service._follower.ledger.machines
         await settled(lambda: set(machines.granted) == uids, 10, "the ledger has all that are let in")
+        # One that waits says on itself what the mesh knows.
+        cluster.pod(TEAM, "late", GUEST)
+        await settled(lambda: any("needs 1 slot of g/a" in text for text in told("late")), 20, "it says why it waits")
     finally:
         process.remove()

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from moorage.model.machines import Condition, Grant, Machine, PoolNode, Reservation
+from moorage.model.machines import Condition, Grant, Machine, PoolNode, Reservation, WaitingReason
 from moorage.model.problems import Violation
 from moorage.parsing import parse_amount
 from moorage.podspec import CLAIM
@@ -103,6 +103,7 @@ class ClusterMachines:
         self.nodes: dict[str, NodeView] = {}
         self.orders: dict[str, Reservation] = {}  # by GROUP/TYPE
         self.grants: dict[str, StoredGrant] = {}  # of the mesh, by uid
+        self.mesh_reasons: dict[str, WaitingReason] = {}  # why guests wait by what the mesh knows, by uid
         self._groups: dict[str, _Group] = {}  # by group
         self._objects: dict[tuple[str, str, str], Object] = {}
         self._pods: dict[tuple[str, str], tuple[str, str, bool]] = {}  # key → uid, group, is a reservation
@@ -656,6 +657,9 @@ class ClusterMachines:
 
     def _why_waiting(self, group: _Group, guest: Guest, counts: Mapping[str, TypeCounts]) -> tuple[str, str]:
         """Returns the code of a reason, and what it means with numbers."""
+        told = self.mesh_reasons.get(guest.uid) if self.connected else None
+        if told is not None and told.message:
+            return told.code, told.message
         row = counts[guest.type]
         machine = machine_key(group.machine.group, guest.type)
         numbers = f"{row.used} of {row.maximum} are used, {row.waiting} guests wait"

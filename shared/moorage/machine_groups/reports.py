@@ -35,7 +35,6 @@ class MeshReports:
         self._guests: dict[str, GuestReport] = {}
         self.refused = ""
         self.documents: dict[str, MachineDocument] | None = None  # Machines of the mesh; None: nobody told of them yet
-        self.waiting: dict[str, str] = {}  # uid → code, of guests that the mesh lets wait
 
     @property
     def has_news(self) -> bool:
@@ -90,7 +89,7 @@ class MeshReports:
                 state.drop_order(machine)
             for uid in state.grants.keys() - {g.uid for g in answer.grants}:
                 state.drop_grant(uid)
-            self.waiting.clear()
+            state.mesh_reasons.clear()
             self.documents = {}
         for reservation in answer.reservations:
             state.set_order(reservation)
@@ -98,14 +97,14 @@ class MeshReports:
             state.drop_order(name)
         for grant in answer.grants:
             state.set_grant(grant, now)
-            self.waiting.pop(grant.uid, None)
+            state.mesh_reasons.pop(grant.uid, None)
         for uid in answer.withdrawn:
             state.drop_grant(uid)
         if self.documents is not None:
             self.documents |= {document.name: document for document in answer.documents}
             for name in answer.documents_gone:
                 self.documents.pop(name, None)
-        self.waiting |= {reason.uid: reason.code for reason in answer.waiting}
+        state.mesh_reasons |= {reason.uid: reason for reason in answer.waiting if reason.uid in self._guests}
 
     # --- the parts of a report
 
@@ -166,6 +165,7 @@ class MeshReports:
             handover.touched.clear()
         for uid in gone:
             self._guests.pop(uid, None)
+            self._state.mesh_reasons.pop(uid, None)
         self._state.lost_guests.clear()
         self._state.nodes_changed = False
         return changed, gone
