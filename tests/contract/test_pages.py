@@ -31,8 +31,9 @@ def test_the_application_in_the_readme_is_complete() -> None:
 
 def test_every_field_and_fault_of_the_simulator_is_documented() -> None:
     page = (ROOT / "docs" / "simulation.md").read_text()
-    (fleet,) = blocks("docs/simulation.md")
+    fleet, gpus = blocks("docs/simulation.md")
     assert list(fleets.expand(fleets.decode(fleet))) == ["lab/edge-0", "lab/edge-1"]
+    assert fleets.expand(fleets.decode(gpus))["lab/gpus"].objects
     for kind in (fleets.ClusterDocument, fleets.NodeDocument, fleets.Behaviour, fleets.CpuManagerDocument):
         for field in msgspec.structs.fields(kind):
             assert f"{field.encode_name}" in page

@@ -223,7 +223,8 @@ DESCRIPTIONS: dict[str, dict[str, str]] = {
         "count": "Number of equal clusters.",
         "labels": "Labels of the cluster.",
         "nodes": "Nodes of the cluster.",
-        "pods": "Pods that run there already: Kubernetes Pod objects with spec.nodeName.",
+        "pods": "Pods of others: Kubernetes Pod objects. Those with spec.nodeName run there already, others are scheduled.",
+        "objects": "Kubernetes objects that the cluster has: slices, claims, classes and taint rules of resource.k8s.io, quotas, namespaces.",
         "behaviour": "Delays of the cluster.",
     },
     "NodeDocument": {

@@ -170,10 +170,10 @@ def _granted(asked: str | None, total: int, policy: CapacityPolicy | None) -> in
 
 def tolerated(taints: Iterable[DeviceTaint], tolerations: Sequence[DeviceToleration]) -> bool:
     """Returns whether no taint keeps a pod with these tolerations away."""
-    return all(taint.effect not in KEEPS_AWAY or any(_tolerates(one, taint) for one in tolerations) for taint in taints)
+    return all(taint.effect not in KEEPS_AWAY or any(tolerates(one, taint) for one in tolerations) for taint in taints)
 
 
-def _tolerates(toleration: DeviceToleration, taint: DeviceTaint) -> bool:
+def tolerates(toleration: DeviceToleration, taint: DeviceTaint) -> bool:
     if toleration.effect and toleration.effect != taint.effect:
         return False
     if toleration.key and toleration.key != taint.key:

@@ -4,7 +4,7 @@ becomes timers."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from moorage.machine_groups.cluster import Effect
 from moorage.model.desired_state import DesiredApp, Pins
@@ -16,12 +16,15 @@ from moorage.podspec import object_key
 from moorage.selectors import tolerated
 
 from .claim_gates import ClaimGates
-from .cluster_spec import ClusterSpec, NodeKind, encode, initial_usage
+from .cluster_spec import HOSTNAME, ClusterSpec, NodeKind, encode, initial_usage
 from .node_zones import ReportedZones, Zones
 from .pod_needs import PodNeed, pinned, read_pod
-from .scheduler import SchedulerNode, choose, passes_filters
+from .scheduler import NodeDevicesFilter, SchedulerNode, choose, passes_filters
 from .simulated_machines import OWN, SimulatedMachines
 from .workloads import SimulatedPod, Workload, next_steps
+
+if TYPE_CHECKING:
+    from .simulated_devices import SimulatedDevices
 
 AppKey = tuple[str, str]  # group, app
 WorkloadKey = tuple[AppKey, str]
@@ -37,7 +40,7 @@ class SimulatedCluster:
     """The state of a cluster. `timers` collects (when, action, argument), and `late_zones` what is reported of zones after a
     delay; the simulator takes them out."""
 
-    __slots__ = ("apps", "dirty_apps", "dirty_nodes", "dirty_pods", "failed", "gates", "gone_pods", "hold_until", "late_zones", "machines", "nodes", "pending", "pods", "serial", "spec", "timers", "unbound", "versions", "wall", "workloads")  # fmt: skip
+    __slots__ = ("apps", "devices", "dirty_apps", "dirty_nodes", "dirty_pods", "failed", "gates", "gone_pods", "hold_until", "late_zones", "leaving", "machines", "nodes", "pending", "pods", "serial", "spec", "timers", "unbound", "versions", "wall", "workloads")  # fmt: skip
 
     def __init__(self, spec: ClusterSpec, wall: float = 0.0) -> None:
         """`wall`: what the time of day is more than the time of calls."""
@@ -60,8 +63,12 @@ class SimulatedCluster:
         self.serial = 0
         self.timers: list[tuple[float, str, Any]] = []
         self.late_zones: list[tuple[SchedulerNode, ReportedZones]] = []  # to be reported after the delay
-        if spec.pods:
+        self.devices: SimulatedDevices | None = None
+        self.leaving: dict[str, float] = {}  # pods that must leave devices with taints, and when
+        self._begin_devices()
+        if spec.pods or spec.objects:
             self._materialize()
+            self._rebind(0.0)
 
     # --- nodes
 
@@ -72,6 +79,9 @@ class SimulatedCluster:
             for number, (name, kind) in enumerate(self.spec.nodes()):
                 used, pods = initial_usage(kind, self.spec.seed, number)
                 self.nodes[name] = SchedulerNode(name, kind, dict(used), pods)
+            if self.devices is not None:
+                self.devices.set_nodes({n.name: {HOSTNAME: n.name, **n.kind.labels} for n in self.nodes.values()})
+                self.devices.set_objects(self.spec.objects)
             self._place_given_pods()
             for node in self.nodes.values():
                 if node.zones is not None and (now := node.zones.now()) != node.zones.report:
@@ -82,19 +92,26 @@ class SimulatedCluster:
         return self.nodes
 
     def _place_given_pods(self) -> None:
-        """Places the pods of the document. They only take capacity; those with a claim are reported one by one."""
+        """Places the pods of the document: they take capacity and devices. Those without a node are scheduled. Those with a claim are
+        reported one by one."""
         assert self.nodes is not None
-        for number, manifest in enumerate(self.spec.pods):
-            need = read_pod(manifest)
+        for manifest in self.spec.pods:
+            need, name = read_pod(manifest), manifest["metadata"]["name"]
             node = self.nodes.get(need.node_name)
-            if node is None or (manifest.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
+            if (manifest.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
                 continue
-            uid = f"{self.spec.id}/given-{number}"
-            if node.zones is not None and not node.zones.admit(uid, need, manifest["metadata"]["name"]):
+            uid = f"{self.spec.id}/given/{need.namespace}/{name}"
+            pod = SimulatedPod(uid, name, "", need, "", 0)
+            if node is None:
+                self.pods[uid] = self.unbound[uid] = pod
+                continue
+            if node.zones is not None and not node.zones.admit(uid, need, name):
                 continue
             node.take(need)
-            if need.claim:
-                pod = SimulatedPod(uid, manifest["metadata"]["name"], "", need, "", 0)
+            served = self._served_by_devices(need, node)
+            if self.devices is not None:
+                self.devices.take(uid, need, node.name, served)
+            if need.claim or need.device_claims or served:
                 pod.node, pod.ready = node, True
                 self.pods[uid] = pod
                 self.dirty_pods.add(uid)
@@ -110,9 +127,9 @@ class SimulatedCluster:
         for name in self.nodes if names is None else names:
             node = self.nodes.get(name)
             if node is not None:
-                yield node.kind.row(
-                    ident, name, node.used, node.pods, node.cores, node.ports, self._zone_fields(node.zones)
-                )
+                zones = self._zone_fields(node.zones)
+                row = node.kind.row(ident, name, node.used, node.pods, node.cores, node.ports, zones)
+                yield row if self.devices is None else self.devices.with_devices(name, row)
 
     def _zone_fields(self, zones: Zones | None) -> bytes:
         """Encodes what is reported to be in use of a node's zones, and the listed pods that it includes."""
@@ -145,6 +162,8 @@ class SimulatedCluster:
                 requests={k: format_amount(k, v) for k, v in pod.need.requests.items() if k != PODS},
                 claim=pod.need.claim,
             )
+            if self.devices is not None and pod.node is not None:
+                report.parts = self.devices.parts_of(uid, pod.node.name)
             yield encode(report)
 
     def change_spec(self, spec: ClusterSpec, now: float) -> None:
@@ -154,17 +173,22 @@ class SimulatedCluster:
             self.machines.set_spec(spec)
         elif spec.machines:
             self.machines = SimulatedMachines(spec, spec.id)
+        self._begin_devices()
         if self.nodes is None:
-            if spec.pods:
+            if spec.pods or spec.objects:
                 self._materialize()
+                self._rebind(now)
             self.run_machines(now)
             return
         before: Mapping[str, SchedulerNode] = self.nodes
         self.nodes = None
         for uid in [uid for uid, pod in self.pods.items() if not pod.key]:
-            del self.pods[uid]
-            self.gone_pods.add(uid)
+            self.unbound.pop(uid, None)
+            if self.pods.pop(uid).need.claim:
+                self.gone_pods.add(uid)
         nodes = self._materialize()
+        if self.devices is not None:
+            self.devices.forget_others(self.pods)
         if spec.topology_delay:
             _keep_reports(before, nodes)
         for pod in list(self.pods.values()):
@@ -181,6 +205,8 @@ class SimulatedCluster:
             if pod.ready != node.kind.ready:
                 pod.ready = node.kind.ready
                 self._mark_changed(pod)
+        self._evict(now)
+        self._rebind(now)
         self.pending.update(dict.fromkeys(self.workloads))
         self.reconcile(now)
 
@@ -211,6 +237,8 @@ class SimulatedCluster:
         work = self.workloads.get(key)
         self.failed.pop(key, None)
         try:
+            if self.devices is not None:
+                self.devices.put(manifest)
             if work is None:
                 self.workloads[key] = Workload(manifest, key[1])
             else:
@@ -246,6 +274,8 @@ class SimulatedCluster:
         self.failed.pop(key, None)
         for pod in [*work.pods, *work.refused] if work is not None else ():
             self._delete(pod, work)
+        if self.devices is not None and work is not None:
+            self.devices.remove(work.manifest)
 
     # --- pods
 
@@ -267,10 +297,13 @@ class SimulatedCluster:
         if self.machines is not None:
             self.machines.gone(pod.uid)
         self.unbound.pop(pod.uid, None)
+        self.leaving.pop(pod.uid, None)
         for pods in (work.pods, work.refused) if work is not None else ():
             if pod in pods:
                 pods.remove(pod)
         self._release(pod)
+        if self.devices is not None:
+            self.devices.gone(pod.uid)
         self._mark_changed(pod)
         self.dirty_pods.discard(pod.uid)
         if pod.need.claim:
@@ -287,6 +320,59 @@ class SimulatedCluster:
         if node.zones is not None:
             node.zones.leave(pod.uid)
             self._zones_changed(node)
+
+    # --- devices
+
+    def _begin_devices(self) -> None:
+        """Lets the cluster have devices of drivers: its document has objects."""
+        if self.devices is None and self.spec.objects:
+            from .simulated_devices import SimulatedDevices  # imports what few fleets need
+
+            # The sets of what is to be reported are others after each report.
+            self.devices = SimulatedDevices(
+                lambda node: self.dirty_nodes.add(node), lambda uid: self.dirty_pods.add(uid)
+            )
+            for work in self.workloads.values():
+                self.devices.put(work.manifest)
+
+    def _served_by_devices(self, need: PodNeed, node: SchedulerNode) -> dict[str, int]:
+        """Returns the extended resources of a pod that devices of a node serve, because no device plugin of it does."""
+        if self.devices is None:
+            return {}
+        return {
+            name: amount
+            for name, amount in need.requests.items()
+            if "/" in name and not node.kind.amounts.get(name) and self.devices.backed(name)
+        }
+
+    def _devices_filter(self, pod: SimulatedPod) -> NodeDevicesFilter | None:
+        devices = self.devices
+        if devices is None or not (pod.need.device_claims or any("/" in name for name in pod.need.requests)):
+            return None
+        return NodeDevicesFilter(
+            self._served_by_devices,
+            lambda need, node: devices.fits(pod.uid, need, node.name, self._served_by_devices(need, node)),
+        )
+
+    def _evict(self, now: float) -> None:
+        """Deletes pods with devices that have taints that they do not tolerate, or not any longer."""
+        if self.devices is None:
+            return
+        running = {uid: pod.node.name for uid, pod in self.pods.items() if pod.node is not None}
+        found = dict(self.devices.evictions(running))
+        self.leaving = {uid: when for uid, when in self.leaving.items() if uid in found}
+        for uid, after in found.items():
+            if uid not in self.leaving:
+                self.leaving[uid] = now + after
+                if after:
+                    self.timers.append((now + after, "evict", None))
+        for uid in [uid for uid, when in self.leaving.items() if when <= now]:
+            self._delete(self.pods[uid])
+
+    def evict(self, now: float) -> None:
+        """Deletes the pods whose time on devices with taints is over."""
+        self._evict(now)
+        self.reconcile(now)
 
     # --- kubelets with zones
 
@@ -323,6 +409,8 @@ class SimulatedCluster:
         if pod.deleted or node is None:
             return
         self._release(pod)
+        if self.devices is not None:
+            self.devices.gone(pod.uid)
         pod.refused, pod.ready = node.name, False
         self.gates.refused(pod, node.name, now)
         self._mark_changed(pod)
@@ -381,13 +469,16 @@ class SimulatedCluster:
         if pod.need.gates:
             return False
         nodes = self._materialize()
+        devices = self._devices_filter(pod)
         if pod.need.node_name:
             named = nodes.get(pod.need.node_name)
-            node = choose(pod.need, [named], nodes.values()) if named is not None else None
+            node = choose(pod.need, [named], nodes.values(), devices) if named is not None else None
         else:
-            node = choose(pod.need, nodes.values())
+            node = choose(pod.need, nodes.values(), devices=devices)
         if node is None:
             return False
+        if self.devices is not None:
+            self.devices.take(pod.uid, pod.need, node.name, self._served_by_devices(pod.need, node))
         node.take(pod.need)
         pod.node = node
         if self.machines is not None:

@@ -161,6 +161,7 @@ class ClusterSpec(NamedTuple):
     topology_delay: float = 0.0  # until what is in use of zones is reported
     seed: int = 0
     machines: tuple[Machine, ...] = ()
+    objects: tuple[dict[str, Any], ...] = ()  # of Kubernetes, as they are in a cluster
 
     @property
     def size(self) -> int:

@@ -29,6 +29,7 @@ from .machine_documents import (
     node_taints,
 )
 from .node_zones import NodeTopology
+from .object_documents import check_objects
 from .pod_needs import read_pod
 from .policy_documents import check_policy_document, policy_topology
 from .policy_zones import PolicyTopology
@@ -79,6 +80,7 @@ class ClusterDocument(Strict, kw_only=True):
     labels: dict[str, str] = {}
     nodes: list[NodeDocument] = []
     pods: list[dict[str, Any]] = []
+    objects: list[dict[str, Any]] = []
     behaviour: Behaviour = msgspec.field(default_factory=Behaviour)
 
 
@@ -208,6 +210,7 @@ class _FleetRules:
             self.errors += check_machines(_slots_of(cluster), f"{path}.nodes")
         for i, pod in enumerate(cluster.pods):
             self._pod(pod, f"{path}.pods[{i}]", names)
+        self.errors += check_objects(cluster.objects, names, f"{path}.objects") if cluster.objects else ()
 
     def _count(self, value: int, largest: int, path: str) -> None:
         if not 1 <= value <= largest:
@@ -247,7 +250,7 @@ class _FleetRules:
         except ValueError as error:
             self._report(path, "BadPod", str(error))
             return
-        if need.node_name not in nodes:
+        if need.node_name and need.node_name not in nodes:
             self._report(f"{path}.spec.nodeName", "BadValue", f"{need.node_name!r} is not a node of this cluster")
 
 
@@ -333,5 +336,6 @@ def expand(document: FleetDocument) -> dict[str, ClusterSpec]:
                 cluster.behaviour.ready_delay_ms / 1e3,
                 cluster.behaviour.topology_delay_ms / 1e3,
                 machines=machines,
+                objects=tuple(cluster.objects),
             )
     return fleet

@@ -28,6 +28,14 @@ _ASSUMED = {"cpu": 100, "memory": 200 * 1024 * 1024}
 Terms = tuple[tuple[Requirement, ...], ...]
 
 
+class DeviceClaimNeed(NamedTuple):
+    """A ResourceClaim of a pod: its name for it, and the claim, or the template of which it is made."""
+
+    name: str
+    claim: str = ""
+    template: str = ""
+
+
 class PodNeed(NamedTuple):
     """The needs of a pod. `terms` are ORed, None = every node; `preferred` are pairs of weight and term; `scored` is CPU and
     memory as the scheduler's scores count them."""
@@ -46,6 +54,7 @@ class PodNeed(NamedTuple):
     containers: tuple[ContainerResources, ...] = ()
     gates: tuple[str, ...] = ()
     annotations: dict[str, str] = {}
+    device_claims: tuple[DeviceClaimNeed, ...] = ()
 
     @property
     def claim(self) -> str:
@@ -151,6 +160,17 @@ def _tolerations(spec: Mapping[str, Any]) -> tuple[Toleration, ...]:
     )
 
 
+def _device_claims(spec: Mapping[str, Any]) -> tuple[DeviceClaimNeed, ...]:
+    return tuple(
+        DeviceClaimNeed(
+            str(entry["name"]),
+            str(entry.get("resourceClaimName") or ""),
+            str(entry.get("resourceClaimTemplateName") or ""),
+        )
+        for entry in spec.get("resourceClaims") or ()
+    )
+
+
 def read_template(
     template: Mapping[str, Any],
     *,
@@ -189,6 +209,7 @@ def read_template(
             tuple(containers),
             tuple(str(gate["name"]) for gate in spec.get("schedulingGates") or ()),
             {str(k): str(value) for k, value in (metadata.get("annotations") or {}).items()},
+            _device_claims(spec),
         )
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"the pod cannot be read: {error}") from error

@@ -6,8 +6,8 @@ Claims are never read: what the mesh decided must come true through the manifest
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
-from typing import cast
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple, cast
 
 from moorage.model.reports import Taint
 from moorage.model.shapes import Requirement
@@ -88,14 +88,24 @@ def has_free_ports(need: PodNeed, node: SchedulerNode) -> bool:
     )
 
 
-def has_capacity(need: PodNeed, node: SchedulerNode) -> bool:
-    """Returns whether the node passes the filter for resources and the number of pods."""
+def has_capacity(need: PodNeed, node: SchedulerNode, beside: Collection[str] = ()) -> bool:
+    """Returns whether the node passes the filter for resources and the number of pods. `beside`: resources that devices serve."""
     amounts, used = node.kind.amounts, node.used
     if node.pods >= amounts["pods"]:
         return False
     return all(
-        amounts.get(name, 0) - used.get(name, 0) >= value for name, value in need.requests.items() if name != "pods"
+        amounts.get(name, 0) - used.get(name, 0) >= value
+        for name, value in need.requests.items()
+        if name != "pods" and name not in beside
     )
+
+
+class NodeDevicesFilter(NamedTuple):
+    """The scheduler's filter for devices. `short` returns the resources of a pod that devices of a node must serve, `fits` whether
+    the node has devices for the pod."""
+
+    short: Callable[[PodNeed, SchedulerNode], Mapping[str, int]]
+    fits: Callable[[PodNeed, SchedulerNode], bool]
 
 
 def _least_allocated(need: PodNeed, node: SchedulerNode) -> int:
@@ -122,24 +132,34 @@ def _has_neighbour_rules(need: PodNeed, nodes: Iterable[SchedulerNode]) -> bool:
 
 
 def choose(
-    need: PodNeed, nodes: Collection[SchedulerNode], cluster: Collection[SchedulerNode] | None = None
+    need: PodNeed,
+    nodes: Collection[SchedulerNode],
+    cluster: Collection[SchedulerNode] | None = None,
+    devices: NodeDevicesFilter | None = None,
 ) -> SchedulerNode | None:
     """Returns the feasible node with the highest score; of equal ones the first, where Kubernetes picks at random. `cluster`: all nodes,
     where only some may be chosen."""
     everywhere = nodes if cluster is None else cluster
     feasible = [
-        node for node in nodes if has_capacity(need, node) and has_free_ports(need, node) and passes_filters(need, node)
+        node
+        for node in nodes
+        if has_capacity(need, node, devices.short(need, node) if devices is not None else ())
+        and has_free_ports(need, node)
+        and passes_filters(need, node)
     ]
     if feasible and _has_neighbour_rules(need, everywhere):
         filters = PodFilters(need, list(everywhere), lambda node: selects(need, cast("SchedulerNode", node)))
         feasible = [node for node in feasible if filters.passes(node)]
-    if len(feasible) < 2:
+    if len(feasible) < 2 and devices is None:
         return feasible[0] if feasible else None
     affinities = [sum(weight for weight, term in need.preferred if _matches(term, node)) for node in feasible]
-    top = max(affinities)
-    best, best_score = feasible[0], -1
-    for node, affinity in zip(feasible, affinities, strict=True):
-        score = 2 * (affinity * 100 // top if top > 0 else 0) + _least_allocated(need, node)
-        if score > best_score:
-            best, best_score = node, score
-    return best
+    top = max(affinities, default=0)
+    scores = [
+        2 * (affinity * 100 // top if top > 0 else 0) + _least_allocated(need, node)
+        for node, affinity in zip(feasible, affinities, strict=True)
+    ]
+    if devices is None:
+        return feasible[max(range(len(feasible)), key=lambda i: (scores[i], -i))]
+    # Devices are looked at last, because that costs most; which nodes are left is the same.
+    best_first = sorted(range(len(feasible)), key=lambda i: (-scores[i], i))
+    return next((feasible[i] for i in best_first if devices.fits(need, feasible[i])), None)

@@ -96,6 +96,8 @@ class Simulator:
             agent.cluster.replace(argument, now)
         elif action == "retry":
             agent.cluster.retry(argument, now)
+        elif action == "evict":
+            agent.cluster.evict(now)
         elif action == "machines":
             agent.cluster.run_machines(now)
         elif action == "zones":

@@ -103,7 +103,7 @@ class Rejections:
 class Workload:
     """One applied object and its pods. Raises ValueError where Kubernetes would refuse the object."""
 
-    __slots__ = ("key", "kind", "message", "name", "namespace", "need", "ordered", "partition", "pod_template", "pods", "refused", "rejections", "rolling", "serial", "surge", "template", "unavailable", "wanted")  # fmt: skip
+    __slots__ = ("key", "kind", "manifest", "message", "name", "namespace", "need", "ordered", "partition", "pod_template", "pods", "refused", "rejections", "rolling", "serial", "surge", "template", "unavailable", "wanted")  # fmt: skip
 
     def __init__(self, manifest: Mapping[str, Any], key: str) -> None:
         self.key = key
@@ -117,6 +117,7 @@ class Workload:
     def update(self, manifest: Mapping[str, Any]) -> None:
         """Takes over a new version of the object."""
         metadata, spec = manifest.get("metadata") or {}, manifest.get("spec") or {}
+        self.manifest = manifest
         self.kind = str(manifest.get("kind", ""))
         self.name = str(metadata.get("name", ""))
         self.namespace = str(metadata.get("namespace") or "default")

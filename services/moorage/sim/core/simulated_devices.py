@@ -1,0 +1,373 @@
+"""Devices of one simulated cluster: what its ResourceSlices offer, which ResourceClaims there are, and what these have. Agents of real
+clusters keep the same by the same code; here the scheduler's part is played, too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from moorage.dra import objects as dra
+from moorage.dra.allocated import DeviceClaims
+from moorage.dra.classes import DeviceClasses
+from moorage.dra.pins import UnknownClass, completed, is_pin
+from moorage.dra.slices import DevicePool, Devices, NodeDevices
+from moorage.kube.objects import Key, Object, ObjectMetadata
+from moorage.model.part_reports import DeviceClassReport, DeviceTaint
+from moorage.model.part_requests import DeviceAsk, DeviceToleration
+from moorage.parts.device_table import tolerates
+from moorage.podspec.device_claims import Ask, ClaimDevices, ClaimSpec, Request, claim_needs, read_claim
+from moorage.podspec.device_shares import DEVICE_CLASS
+
+from .device_allocator import NodeView, allocate
+from .object_documents import key_of
+from .pod_needs import DeviceClaimNeed, PodNeed
+
+Manifest = dict[str, Any]
+#: Pods that may have one claim together.
+MAX_CONSUMERS = 256
+#: A label of namespaces in which claims may ask for admin access.
+ADMIN_ACCESS = "resource.kubernetes.io/admin-access"
+
+
+class Eviction(NamedTuple):
+    """A pod that has to leave a device with a taint, so many seconds after the taint was put there."""
+
+    pod: str
+    after: float
+
+
+class _Claim:
+    """A ResourceClaim. `fixed`: the document says what it has; `made`: for one pod, with which it ends."""
+
+    __slots__ = ("fixed", "made", "node", "pods", "removed", "results", "spec")
+
+    def __init__(self, spec: ClaimSpec, *, made: bool = False) -> None:
+        self.spec, self.made = spec, made
+        self.results: list[dra.AllocatedDevice] | None = None
+        self.node = ""
+        self.pods: dict[str, None] = {}
+        self.fixed = self.removed = False
+
+
+class SimulatedDevices:
+    """`mark_node` gets each node whose devices changed, or what is in use of them; `mark_pod` each pod that has others."""
+
+    def __init__(self, mark_node: Callable[[str], None], mark_pod: Callable[[str], None]) -> None:
+        self._mark_node, self._mark_pod = mark_node, mark_pod
+        self._nodes: dict[str, Object] = {}
+        self._known: dict[str, NodeDevices] = {}
+        self._slices = Devices(self._changed, self._changed_all)
+        self._allocated = DeviceClaims(
+            lambda device: self._slices.mark_pool(DevicePool(device.driver, device.pool)), mark_pod
+        )
+        self._classes = DeviceClasses(self._changed_all)
+        self._given: dict[tuple[str, str, str], Manifest] = {}  # of the document
+        self._pins: dict[str, Manifest] = {}
+        self._completed: dict[str, DeviceClassReport] = {}
+        self._templates: dict[Key, ClaimSpec] = {}
+        self._claims: dict[Key, _Claim] = {}
+        self._of_pod: dict[str, dict[str, Key]] = {}  # the claims of each pod, by the pod's name for them
+        self._admin_namespaces: set[str] = set()
+
+    def _changed(self, node: str) -> None:
+        self._known.pop(node, None)
+        self._completed.clear()
+        self._mark_node(node)
+
+    def _changed_all(self) -> None:
+        self._completed.clear()
+        for name in self._nodes:
+            self._changed(name)
+
+    # --- what there is
+
+    def set_nodes(self, labels: Mapping[str, Mapping[str, str]]) -> None:
+        """Gives the cluster these nodes, each with its labels."""
+        self._nodes = {name: Object(metadata=ObjectMetadata(name=name, labels=dict(of))) for name, of in labels.items()}
+        self._changed_all()
+
+    def set_objects(self, objects: Iterable[Manifest]) -> None:
+        """Makes the objects of the document equal to these. What pods have of devices stays theirs."""
+        wanted = {key_of(manifest): manifest for manifest in objects}
+        for key in [key for key in self._given if key not in wanted]:
+            self.remove(self._given.pop(key))
+        for key, manifest in wanted.items():
+            if self._given.get(key) != manifest:
+                self._given[key] = manifest
+                self.put(manifest)
+
+    def put(self, manifest: Mapping[str, Any]) -> None:
+        """Takes an object over. Raises ValueError where the API server would refuse it."""
+        kind, namespace, name = key_of(manifest)
+        key = Key(namespace, name)
+        try:
+            if kind == "ResourceSlice":
+                self._slices.put(name, msgspec.convert(manifest, dra.Slice))
+            elif kind == "DeviceTaintRule":
+                self._slices.put_rule(name, msgspec.convert(manifest, dra.DeviceTaintRule))
+            elif kind == "DeviceClass" and is_pin(manifest):
+                self._pins[name] = dict(manifest)
+                self._completed.pop(name, None)
+            elif kind == "DeviceClass":
+                self._classes.put(name, msgspec.convert(manifest, dra.DeviceClass))
+            elif kind == "ResourceClaimTemplate":
+                self._templates[key] = read_claim((manifest.get("spec") or {}).get("spec") or {})
+            elif kind == "ResourceClaim":
+                self._put_claim(key, manifest)
+            elif kind == "Namespace" and (manifest["metadata"].get("labels") or {}).get(ADMIN_ACCESS) == "true":
+                self._admin_namespaces.add(name)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"{kind}/{name}: {error}") from error
+
+    def _put_claim(self, key: Key, manifest: Mapping[str, Any]) -> None:
+        spec = read_claim(manifest.get("spec") or {})
+        claim = self._claims.get(key)
+        if claim is not None and claim.spec != spec and (claim.pods or claim.results is not None) and not claim.fixed:
+            raise ValueError(f"ResourceClaim/{key.name}: spec cannot be changed")
+        if claim is None or claim.spec != spec:
+            claim = self._claims[key] = _Claim(spec)
+        claim.removed = False
+        given = msgspec.convert(manifest, dra.DeviceClaim)
+        if given.results or claim.fixed:
+            claim.fixed, claim.results = bool(given.results), given.results or None
+            self._tell(key, claim)
+
+    def remove(self, manifest: Mapping[str, Any]) -> None:
+        kind, namespace, name = key_of(manifest)
+        key = Key(namespace, name)
+        if kind == "ResourceSlice":
+            self._slices.drop(name)
+        elif kind == "DeviceTaintRule":
+            self._slices.drop_rule(name)
+        elif kind == "DeviceClass":
+            self._pins.pop(name, None)
+            self._classes.drop(name)
+        elif kind == "ResourceClaimTemplate":
+            self._templates.pop(key, None)
+        elif kind == "Namespace":
+            self._admin_namespaces.discard(name)
+        elif kind == "ResourceClaim" and (claim := self._claims.get(key)) is not None:
+            claim.removed = True
+            self._end_unused(key, claim)
+
+    def on_node(self, node: str) -> NodeDevices:
+        found = self._known.get(node)
+        if found is None:
+            found = self._known[node] = self._slices.of(self._nodes[node])
+        return found
+
+    def with_devices(self, node: str, row: bytes) -> bytes:
+        """Adds to a node's row what its agent reports of devices."""
+        found = self.on_node(node)
+        if not found.devices and not found.problems:
+            return row
+        in_use = self._allocated.in_use(found.devices)
+        fields: dict[str, Any] = msgspec.json.decode(row)
+        more: dict[str, list[Any]] = {
+            "devices": found.devices,
+            "counters": found.counters,
+            "deviceClasses": self._classes.reports() if found.devices else [],
+            "problems": found.problems,
+        }
+        for name, values in more.items():
+            if values:
+                fields[name] = [*fields.get(name, ()), *values]
+        if in_use:
+            fields["inUse"] = {**fields.get("inUse", {}), **in_use}
+        if found.problems:
+            fields["incompletePools"] = True
+        allocatable, requested = fields["allocatable"], fields["requested"]
+        for resource, free in self._classes.extended_resources(found.devices, in_use).items():
+            if allocatable.get(resource, "0") == "0":
+                allocatable[resource] = str(free + int(requested.get(resource, "0")))
+        return msgspec.json.encode(fields)
+
+    # --- pods
+
+    def backed(self, resource: str) -> str:
+        """Returns the DeviceClass of which devices serve an extended resource; "" if none does."""
+        if resource.startswith(DEVICE_CLASS):
+            return resource[len(DEVICE_CLASS) :]
+        return next((c.name for c in self._classes.reports() if c.extended_resource == resource), "")
+
+    def fits(self, uid: str, need: PodNeed, node: str, short: Mapping[str, int]) -> bool:
+        """Returns whether the pod's claims have devices of the node, or could. `short`: extended resources that devices of the node
+        must serve, because no device plugin of it does."""
+        return self._plan(uid, need, node, short) is not None
+
+    def take(self, uid: str, need: PodNeed, node: str, short: Mapping[str, int]) -> None:
+        """Gives a pod that is bound to a node the devices for its claims."""
+        plan = self._plan(uid, need, node, short)
+        for key, results in (plan or {}).items():
+            claim = self._claims[key]
+            if claim.results is None:
+                claim.results, claim.node = results, node
+            claim.pods[uid] = None
+            self._tell(key, claim)
+
+    def _plan(
+        self, uid: str, need: PodNeed, node: str, short: Mapping[str, int]
+    ) -> dict[Key, list[dra.AllocatedDevice]] | None:
+        if not need.device_claims and not short:
+            return {}
+        keys = self._claims_of(uid, need, short)
+        if keys is None:
+            return None
+        plan: dict[Key, list[dra.AllocatedDevice]] = {}
+        open_claims: list[Key] = []
+        reached = {(d.driver, d.pool, d.name) for d in self.on_node(node).devices if not getattr(d, "elsewhere", False)}
+        for key in keys:
+            claim = self._claims[key]
+            if claim.removed or len(claim.pods) >= MAX_CONSUMERS:
+                return None
+            if claim.results is None:
+                open_claims.append(key)
+            elif any((r.driver, r.pool, r.device) not in reached for r in claim.results):
+                return None
+            else:
+                plan[key] = claim.results
+        if not open_claims:
+            return plan
+        specs = [self._claims[key].spec for key in open_claims]
+        classes = {ask.device_class_name for spec in specs for ask in _asks(spec)}
+        found = self.on_node(node)
+        reports = [report for name in sorted(classes) if (report := self._class(name)) is not None]
+        results = allocate(NodeView(node, found, self._allocated.in_use(found.devices), reports), specs)
+        return None if results is None else plan | dict(zip(open_claims, results, strict=True))
+
+    def _class(self, name: str) -> DeviceClassReport | None:
+        """Returns a class, a pin as its agent completes it."""
+        pin = self._pins.get(name)
+        if pin is None:
+            return next((found for found in self._classes.reports() if found.name == name), None)
+        report = self._completed.get(name)
+        if report is None:
+            try:
+                spec = completed(pin, self._classes, self._slices)["spec"]
+            except UnknownClass:
+                return None
+            expressions = [selector["cel"]["expression"] for selector in spec["selectors"]]
+            report = self._completed[name] = DeviceClassReport(name=name, selectors=expressions)
+        return report
+
+    def _claims_of(self, uid: str, need: PodNeed, short: Mapping[str, int]) -> list[Key] | None:
+        """Returns the claims of a pod, which are made of templates now; None if one cannot be."""
+        made = self._of_pod.setdefault(uid, {})
+        for entry in need.device_claims:
+            if entry.name not in made:
+                key = self._claim_for(uid, need.namespace, entry)
+                if key is None:
+                    return None
+                made[entry.name] = key
+        keys = [made[entry.name] for entry in need.device_claims]
+        for resource, count in short.items():
+            spec = _of_resource(self.backed(resource), count)
+            key = Key(need.namespace, f"{uid}-{resource}")
+            if key not in self._claims or self._claims[key].spec != spec:
+                self._claims[key] = _Claim(spec, made=True)
+            made[resource] = key
+            keys.append(key)
+        return list(dict.fromkeys(keys)) if all(key in self._claims for key in keys) else None
+
+    def _claim_for(self, uid: str, namespace: str, entry: DeviceClaimNeed) -> Key | None:
+        if entry.claim:
+            key = Key(namespace, entry.claim)
+            return key if key in self._claims else None
+        spec = self._templates.get(Key(namespace, entry.template))
+        if spec is None:
+            return None
+        if any(ask.admin_access for ask in _asks(spec)) and namespace not in self._admin_namespaces:
+            return None  # the API server refuses the claim
+        key = Key(namespace, f"{uid}-{entry.name}")
+        self._claims[key] = _Claim(spec, made=True)
+        return key
+
+    def gone(self, uid: str) -> None:
+        """Takes from a pod that has ended what it has. A claim that no pod has any more gives its devices back."""
+        for key in self._of_pod.pop(uid, {}).values():
+            claim = self._claims.get(key)
+            if claim is None:
+                continue
+            claim.pods.pop(uid, None)
+            if not claim.pods and not claim.fixed:
+                claim.results, claim.node = None, ""
+            self._tell(key, claim)
+            self._end_unused(key, claim)
+
+    def forget_others(self, uids: Iterable[str]) -> None:
+        """Takes what pods have that are not among these."""
+        kept = set(uids)
+        for uid in [uid for uid in self._of_pod if uid not in kept]:
+            self.gone(uid)
+
+    def _end_unused(self, key: Key, claim: _Claim) -> None:
+        if (claim.made or claim.removed) and not claim.pods:
+            del self._claims[key]
+            self._allocated.drop(key)
+
+    def _tell(self, key: Key, claim: _Claim) -> None:
+        """Tells what a claim has, as its status does."""
+        consumers = [dra.ClaimConsumer(resource="pods", uid=uid) for uid in claim.pods]
+        allocation = dra.Allocation(devices=dra.AllocatedDevices(results=claim.results)) if claim.results else None
+        status = dra.DeviceClaimStatus(allocation=allocation, reserved_for=consumers)
+        self._allocated.put(key, dra.DeviceClaim(metadata=ObjectMetadata(name=key.name), status=status))
+
+    def parts_of(self, uid: str, node: str) -> dict[str, dict[str, str]]:
+        """Returns what a pod takes of devices, as its agent reports it."""
+        if node not in self._nodes or not self._allocated.has_devices(uid):
+            return {}
+        return self._allocated.parts_of(uid, self.on_node(node).devices)
+
+    # --- devices that fail
+
+    def evictions(self, nodes: Mapping[str, str]) -> Iterator[Eviction]:
+        """Yields the pods that must leave devices with taints. `nodes`: where each pod with claims runs."""
+        for uid, keys in self._of_pod.items():
+            node = nodes.get(uid, "")
+            after = [
+                seconds
+                for key in keys.values()
+                if node in self._nodes and key in self._claims
+                for seconds in self._leaves_after(self._claims[key], node)
+            ]
+            if after:
+                yield Eviction(uid, min(after))
+
+    def _leaves_after(self, claim: _Claim, node: str) -> Iterator[float]:
+        devices = {(d.driver, d.pool, d.name): d for d in self.on_node(node).devices}
+        for result in claim.results or ():
+            device = devices.get((result.driver, result.pool, result.device))
+            for taint in device.taints if device is not None else ():
+                if taint.effect == "NoExecute":
+                    seconds = _tolerated_for(taint, _tolerations(claim.spec, result.request))
+                    if seconds is not None:
+                        yield seconds
+
+
+def _tolerated_for(taint: DeviceTaint, tolerations: Sequence[DeviceToleration]) -> float | None:
+    """Returns for how long a pod stays on a device with this taint; None for ever."""
+    found = [one.seconds for one in tolerations if tolerates(one, taint)]
+    if None in found:
+        return None
+    return float(max(0, min(seconds for seconds in found if seconds is not None))) if found else 0.0
+
+
+def _tolerations(spec: ClaimSpec, request: str) -> Sequence[DeviceToleration]:
+    asks: dict[str, DeviceAsk] = {}
+    for group in claim_needs("", spec).groups:
+        for ask in group.devices:
+            asks[f"{group.suffix}/{ask.name}"[1:] if ask.name else group.suffix[1:]] = ask
+    found = asks.get(request)
+    return found.tolerations if found is not None else ()
+
+
+def _asks(spec: ClaimSpec) -> Iterator[Ask]:
+    for request in spec.devices.requests or ():
+        yield from request.first_available or (request.exactly or request,)
+
+
+def _of_resource(device_class: str, count: int) -> ClaimSpec:
+    ask = Ask(device_class_name=device_class, count=count)
+    return ClaimSpec(devices=ClaimDevices(requests=[Request(name="resource", exactly=ask)]))
