@@ -17,7 +17,7 @@ import yaml
 import moorage.cli.example
 from moorage.bus import Bus, Incoming, NoAnswer, jetstream, kv, subjects
 from moorage.bus.kv import Bucket
-from moorage.intents import tombstones
+from moorage.intents import store, tombstones
 from moorage.intents.worker import main
 from moorage.mesh.discovery import installed
 from moorage.model.groups import Decide, EndedGroups, GroupRecord, Withdraw
@@ -446,6 +446,46 @@ async def test_a_deletion_during_a_broker_crash_is_published_once(mesh: Mesh, br
     assert {**republished, "time": ""} == {**first, "time": ""} and republished["data"][
         "group"
     ] == "default/shop/v1/default"
+
+
+async def delete_elsewhere(mesh: Mesh, group: str) -> None:
+    """Deletes a group as another store does."""
+    tokens = group_tokens(group)
+    entry = await mesh.groups.get(tokens)
+    assert entry is not None
+    revision = msgspec.json.decode(entry.value)["revision"]
+    await mesh.bus.bucket("moorage-revisions").put(f"{tokens}.deleted", b'{"revision":%d}' % revision)
+    await mesh.groups.delete(tokens, entry.revision)
+
+
+@pytest.mark.parametrize("is_acknowledged", [False, True])
+async def test_a_late_request_does_not_bring_a_deleted_group_back(
+    mesh: Mesh, monkeypatch: pytest.MonkeyPatch, is_acknowledged: bool
+) -> None:
+    """A client that gets no answer asks again, another store answers, and the client deletes what it made."""
+    update, group = kv.Bucket.update, "default/shop/v1/default"
+    waits, deleted = asyncio.Event(), asyncio.Event()
+
+    async def slow(bucket: Bucket, key: str, value: bytes, revision: int) -> int:
+        at = await update(bucket, key, value, revision)
+        if key == group_tokens(group) and not waits.is_set():
+            waits.set()
+            await deleted.wait()
+            if not is_acknowledged:
+                raise NoAnswer("the acknowledgement is lost")
+        return at
+
+    monkeypatch.setattr(kv.Bucket, "update", slow)
+    first = asyncio.create_task(mesh.apply(application()))
+    await waits.wait()
+    again = asyncio.create_task(mesh.apply(application()))
+    await asyncio.sleep(store.MIRRORED + 0.5)
+    await delete_elsewhere(mesh, group)
+    deleted.set()
+    assert (await first)["revision"] == 1
+    assert (await again)["problem"]["status"] == 409
+    assert await mesh.record() is None
+    assert (await mesh.apply(application()))["revision"] == 2, "a new request makes a new one"
 
 
 async def test_a_killed_store_loses_nothing_acknowledged(mesh: Mesh) -> None:

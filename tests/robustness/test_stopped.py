@@ -88,7 +88,11 @@ async def cleared(driver: MeshClient, names: list[str]) -> None:
     async def nothing_left() -> bool:
         return not driver.ledger.claims
 
-    await eventually(nothing_left, 40, "no claim is left")
+    try:
+        await eventually(nothing_left, 40, "no claim is left")
+    except AssertionError as error:
+        left = {ident: (active.group, active.withdrawn) for ident, active in driver.ledger.claims.items()}
+        raise AssertionError(f"{error}: {left}; groups: {await driver.phases()}") from error
     assert await driver.violations(room(FLEET)) == []
 
 

@@ -31,6 +31,9 @@ _encode = msgspec.json.Encoder().encode
 _records = msgspec.json.Decoder(GroupRecord)
 
 ATTEMPTS = 20
+#: Seconds within which a deletion by another store is known here. A request that creates a group and that was received earlier
+#: than this before the deletion came before it, even if it is carried out later.
+MIRRORED = 0.5
 #: A larger record would not fit into one message to the mirrors of the bucket.
 MAX_RECORD = 4 << 20
 
@@ -80,6 +83,12 @@ def _unchanged(group: str, known: CachedGroup | None, change: Transition) -> Don
     return Done(group, revision, state, change.outcome, change.warnings)
 
 
+def _deleted_since(group: str, change: Transition) -> Done:
+    record = change.record
+    assert record is not None
+    return Done(group, record.revision, record.state, change.outcome, change.warnings, record)
+
+
 class GroupStore:
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
@@ -125,8 +134,12 @@ class GroupStore:
         """`if_match`: the record must be at this revision of the bucket; 0: it must exist. `again`: the request was sent
         before and may have been carried out."""
         group = str(application.group)
+        received = asyncio.get_running_loop().time()
 
         async def plan(known: CachedGroup | None, _entry: Entry | None) -> Transition:
+            if known is None and self.tombstones.learned_at(group_tokens(group)) > received + MIRRORED:
+                # Its client has asked again meanwhile, and deleted what that made.
+                raise Refused(conflict(f"group {group} was deleted while it was to be applied"))
             if not again:
                 matches(if_match, None if known is None else known.at)
             last = await self.last_revision(group) if known is None and group_tokens(group) in self.tombstones else 0
@@ -250,6 +263,8 @@ class GroupStore:
                 entry = await self._read(tokens) if is_fresh else None
                 if unacknowledged is not None and entry is not None and entry.value == unacknowledged[0]:
                     return await self._finish(group, unacknowledged[1], entry.revision, cause)
+                if unacknowledged is not None and entry is None and await self._was_deleted(tokens, unacknowledged[1]):
+                    return _deleted_since(group, unacknowledged[1])
                 known = self.cache.known.get(tokens)
                 try:
                     change = await plan(known, entry)
@@ -281,6 +296,10 @@ class GroupStore:
                     continue
                 return await self._finish(group, change, at, cause)
         raise Refused(conflict(f"group {group} keeps changing; try again"))
+
+    async def _was_deleted(self, tokens: str, change: Transition) -> bool:
+        """Returns whether a group had the revision of this change and was deleted: nothing may make it again."""
+        return change.record is not None and await self.tombstones.read(tokens) >= change.record.revision
 
     async def _write(self, tokens: str, value: bytes, known: CachedGroup | None, revision: int) -> int:
         if known is None:

@@ -57,6 +57,11 @@ class Tombstones:
     def __contains__(self, tokens: str) -> bool:
         return tokens in self._known
 
+    def learned_at(self, tokens: str) -> float:
+        """Returns when this worker learned of the group's deletion, by the loop's clock; 0 if it knows of none."""
+        known = self._known.get(tokens)
+        return known.since if known is not None else 0.0
+
     async def start(self) -> None:
         await self._revisions.mirror(self._changed, keys=_KEYS)
         self._bus.spawn(self._run())
