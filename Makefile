@@ -66,7 +66,7 @@ kube-assets: $(VENV)/developed ## build etcd, Kubernetes, kwok and helm for test
 node: $(VENV)/installed ## add what the node agent needs to .venv: the extra moorage[node]
 	@$(BIN)/python tools/install.py requirements-node.lock .
 
-node-assets: $(VENV)/developed ## get containerd, runc and a plugin in Go for tests of the node agent, once, into the user's cache
+node-assets: $(VENV)/developed ## get containerd, runc, a kubelet and a plugin in Go for tests of the node agent, once, into the user's cache
 	@$(BIN)/python tools/node_assets.py
 
 engine: $(VENV)/developed ## as root: get a container engine for tests/compose, once, into the user's cache

@@ -36,6 +36,7 @@ class Build(NamedTuple):
 
 
 _VERSION = "k8s.io/component-base/version"
+_KUBERNETES_FLAGS = f"-s -w -X {_VERSION}.gitVersion={KUBERNETES} -X {_VERSION}.gitMajor=1 -X {_VERSION}.gitMinor=36"
 BUILDS = (
     Build(("etcd",), "go.etcd.io/etcd/server/v3", ETCD, ("go.etcd.io/etcd/server/v3",), 560),
     Build(
@@ -44,12 +45,21 @@ BUILDS = (
         KUBERNETES,
         tuple(f"k8s.io/kubernetes/cmd/kube-{part}" for part in ("apiserver", "controller-manager", "scheduler")),
         2650,
-        f"-s -w -X {_VERSION}.gitVersion={KUBERNETES} -X {_VERSION}.gitMajor=1 -X {_VERSION}.gitMinor=36",
+        _KUBERNETES_FLAGS,
     ),
     Build(("kwok",), "sigs.k8s.io/kwok", KWOK, ("sigs.k8s.io/kwok/cmd/kwok",), 1150),
 )
 #: Renders charts; not a part of a control plane.
 CHARTS = Build(("helm",), "helm.sh/helm/v3", HELM, ("helm.sh/helm/v3/cmd/helm",), 900)
+#: Tests of the node agent run it; most of its packages are also those of the control plane.
+KUBELET = Build(
+    (f"kubelet-{KUBERNETES}",),
+    "k8s.io/kubernetes",
+    KUBERNETES,
+    ("k8s.io/kubernetes/cmd/kubelet",),
+    1780,
+    _KUBERNETES_FLAGS,
+)
 
 
 def build(directory: Path, builds: Iterable[Build] = BUILDS) -> None:

@@ -1,5 +1,5 @@
 """Gets what tests of the node agent run (`make node-assets`): two containerds and runc from Debian's packages, not installed
-but unpacked into the user's cache, and a resource plugin in Go."""
+but unpacked into the user's cache, a resource plugin in Go, and a stock kubelet."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import kube_assets
 from moorage_testkit.node_assets import CONTAINERD, KUBEWHARF, RUNC, cache, containerd, go_plugin
 
 _KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
@@ -34,6 +35,7 @@ def build() -> None:
                 _timed(f"containerd {series}", directory, lambda work, s=series, r=release: _containerd(work, s, r))
         if go_plugin() is None:
             _timed("the plugin in Go", directory, _plugin)
+    kube_assets.build(directory, [kube_assets.KUBELET])
     sys.stderr.write(f"the node agent's assets are in {directory}\n")
 
 

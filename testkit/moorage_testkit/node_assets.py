@@ -1,4 +1,4 @@
-"""Finds the container runtimes and the plugin in Go that `make node-assets` gets for tests of the node agent."""
+"""Finds the container runtimes, the kubelet and the plugin in Go that `make node-assets` gets for tests of the node agent."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 
 import platformdirs
+
+from .kube_assets import KUBERNETES
 
 #: Series of containerd → release of Debian that has it. The first has no NRI.
 CONTAINERD = {"1.6": "bookworm", "1.7": "trixie"}
@@ -33,10 +35,16 @@ def go_plugin() -> Path | None:
     return found if os.access(found, os.X_OK) else None
 
 
+def kubelet() -> Path | None:
+    """Returns a stock kubelet of the version of our API servers."""
+    found = cache() / f"kubelet-{KUBERNETES}"
+    return found if os.access(found, os.X_OK) else None
+
+
 def missing() -> str:
     """Returns what to do if a test of real runtimes cannot run; "" if it can."""
     if os.geteuid() != 0:
         return "containerd needs root"
-    if any(containerd(series) is None for series in CONTAINERD) or go_plugin() is None:
+    if any(containerd(series) is None for series in CONTAINERD) or go_plugin() is None or kubelet() is None:
         return "no container runtimes for the node agent; `make node-assets` gets them"
     return ""

@@ -37,6 +37,13 @@ async def containerd() -> AsyncIterator[Containerd]:
 
 
 @pytest_asyncio.fixture
+async def containerd_1_7() -> AsyncIterator[Containerd]:
+    """A later containerd, which tells what resources a container has; a kubelet resizes in place only then."""
+    async for daemon in _run("1.7", nri=False):
+        yield daemon
+
+
+@pytest_asyncio.fixture
 async def nri_containerd() -> AsyncIterator[Containerd]:
     """A containerd with NRI."""
     async for daemon in _run("1.7", nri=True):

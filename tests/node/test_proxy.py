@@ -19,6 +19,7 @@ from moorage.node.cri_proxy import CriProxy, Refused
 
 from .containerd import Containerd, cgroup_file
 from .cri_client import CriClient
+from .recording_runtime import RecordingRuntime
 
 RUNTIME = "/runtime.v1.RuntimeService/"
 
@@ -101,6 +102,36 @@ async def test_a_failure_passes_with_code_words_and_details(stand: Stand) -> Non
 async def test_a_stream_in_both_directions_passes(stand: Stand) -> None:
     call = stand.client.stream_stream(f"{RUNTIME}Streams")(iter([b"a", b"b"]))
     assert [answer async for answer in call] == [b"a once", b"a twice", b"b once", b"b twice"]
+
+
+async def test_a_stream_whose_requests_wait_for_answers_passes(stand: Stand) -> None:
+    call = stand.client.stream_stream(f"{RUNTIME}Streams")()
+    for request in (b"a", b"b"):
+        await call.write(request)
+        assert [await call.read(), await call.read()] == [request + b" once", request + b" twice"]
+    await call.done_writing()
+    assert await call.read() is grpc.aio.EOF
+
+
+@pytest.mark.parametrize("method", ["RuntimeConfig", "OfLaterVersions"])
+async def test_a_method_that_the_runtime_does_not_know_is_always_refused_as_such(tmp_path: Path, method: str) -> None:
+    """A kubelet that hears anything else does not start."""
+    runtime = RecordingRuntime()
+    await runtime.start(tmp_path / "r.sock")
+    upstream = grpc_unix.channel(str(tmp_path / "r.sock"))
+    proxy = CriProxy(upstream)
+    await proxy.start(tmp_path / "cri.sock")
+    client = grpc_unix.channel(str(tmp_path / "cri.sock"))
+    try:
+        for _ in range(100):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await client.unary_unary(RUNTIME + method)(b"")
+            assert refused.value.code() == grpc.StatusCode.UNIMPLEMENTED
+    finally:
+        await client.close()
+        await proxy.stop(0)
+        await upstream.close()
+        await runtime.stop()
 
 
 @pytest.mark.parametrize("method", ["StopContainer", "Hangs"])

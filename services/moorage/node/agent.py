@@ -76,7 +76,10 @@ class NodeAgent:
         self.policy = PolicyFile(settings.config, self.machine)
         self.policy.load()
         self.index = ContainerIndex()
-        self.source = PodSource(self._pod_changed)
+        directory = settings.pods if settings.pods != "api" else ""
+        static_on = settings.node if directory and settings.attach != "alone" else ""
+        self.source = PodSource(self._pod_changed, static=bool(static_on))
+        self.manifests = ManifestDirectory(Path(directory), self.source, static_on) if directory else None
         self.registry = PluginRegistry(
             settings.registry,
             self.metrics.count_call,
@@ -112,7 +115,6 @@ class NodeAgent:
         )
         self.adjuster = Adjuster(self.index, updater, self.wanted, self.metrics)
         self.proxy = CriProxy(self.channel)
-        self.manifests = ManifestDirectory(Path(settings.pods), self.source) if settings.pods != "api" else None
         self.runner: PodRunner | None = None
         self.api: Api | None = None
         self.pod_resources = PodResources(

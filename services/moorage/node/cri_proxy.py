@@ -1,8 +1,8 @@
 """Stands between the kubelet and the container runtime: passes every call, and edits the few that decide where a container
 runs.
 
-On the wire each call is a stream of messages, so a method that is not known here passes as a stream in both directions, with
-its messages as bytes, its metadata, its deadline and its status."""
+On the wire each call is a stream of messages, so a method that is not known here passes as one, with its messages as bytes, its
+metadata, its deadline and its status."""
 
 from __future__ import annotations
 
@@ -22,28 +22,40 @@ Forward = Callable[[bytes], Awaitable[bytes]]
 Interceptor = Callable[[bytes, Forward], Awaitable[bytes]]
 
 RUNTIME, IMAGES = "/runtime.v1.RuntimeService/", "/runtime.v1.ImageService/"
+#: Seconds in which a caller that has sent a request says that it was the only one; it comes with the request.
+_SECOND_REQUEST = 0.25
 
 #: Methods of one request and one answer that the kubelet calls most; a call of this form costs less than a stream.
 _UNARY = frozenset(
     RUNTIME + name
     for name in (
+        "Attach",
+        "CheckpointContainer",
         "ContainerStats",
         "ContainerStatus",
         "CreateContainer",
+        "Exec",
         "ExecSync",
         "ListContainerStats",
         "ListContainers",
+        "ListMetricDescriptors",
         "ListPodSandbox",
+        "ListPodSandboxMetrics",
         "ListPodSandboxStats",
+        "PodSandboxStats",
         "PodSandboxStatus",
+        "PortForward",
         "RemoveContainer",
         "RemovePodSandbox",
+        "ReopenContainerLog",
         "RunPodSandbox",
+        "RuntimeConfig",
         "StartContainer",
         "Status",
         "StopContainer",
         "StopPodSandbox",
         "UpdateContainerResources",
+        "UpdatePodSandboxResources",
         "UpdateRuntimeConfig",
         "Version",
     )
@@ -78,7 +90,7 @@ class CriProxy(grpc.GenericRpcHandler):  # type: ignore[misc]
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
         method = details.method
         if (call := self._unary.get(method)) is None:
-            return grpc.stream_stream_rpc_method_handler(_relay_streams(self._channel.stream_stream(method)))
+            return grpc.stream_stream_rpc_method_handler(_relay_streams(self._channel, method))
         interceptor = self.interceptors.get(method.removeprefix(RUNTIME)) if method.startswith(RUNTIME) else None
         if interceptor is None:
             return grpc.unary_unary_rpc_method_handler(_relay(call))
@@ -117,9 +129,14 @@ async def _forward(call: Any, request: bytes, context: Any) -> bytes:
     return answer
 
 
-def _relay_streams(call: Any) -> Callable[[Any, Any], AsyncIterator[bytes]]:
+def _relay_streams(channel: grpc.aio.Channel, method: str) -> Callable[[Any, Any], AsyncIterator[bytes]]:
     async def handle(requests: Any, context: Any) -> AsyncIterator[bytes]:
-        running = call(requests, metadata=_metadata(context), timeout=context.time_remaining())
+        told: dict[str, Any] = {"metadata": _metadata(context), "timeout": context.time_remaining()}
+        only, several = await _first_requests(requests)
+        if several is None:
+            running = channel.unary_stream(method)(only, **told)
+        else:
+            running = channel.stream_stream(method)(several, **told)
         try:
             if initial := _passed(await running.initial_metadata()):
                 await context.send_initial_metadata(initial)
@@ -132,6 +149,41 @@ def _relay_streams(call: Any) -> Callable[[Any, Any], AsyncIterator[bytes]]:
         context.set_trailing_metadata(_passed(await running.trailing_metadata()))
 
     return handle
+
+
+async def _first_requests(requests: Any) -> tuple[bytes | None, AsyncIterator[bytes] | None]:
+    """Returns the only request of a call, or an iterator over all of them.
+
+    A call with one request passes as such: of a stream that the runtime refuses before the request is sent, as it does with
+    methods it does not know, gRPC would forget the status."""
+
+    async def take() -> bytes | None:
+        async for request in requests:
+            return bytes(request)
+        return None
+
+    async def all_of(first: bytes, second: asyncio.Task[bytes | None]) -> AsyncIterator[bytes]:
+        yield first
+        if (request := await second) is not None:
+            yield request
+            async for request in requests:
+                yield request
+
+    async def none() -> AsyncIterator[bytes]:
+        for request in ():
+            yield request
+
+    if (first := await take()) is None:
+        return None, none()
+    second = asyncio.ensure_future(take())
+    try:
+        done, _ = await asyncio.wait([second], timeout=_SECOND_REQUEST)
+    except asyncio.CancelledError:
+        second.cancel()
+        raise
+    if done and second.result() is None:
+        return first, None
+    return None, all_of(first, second)
 
 
 def _metadata(context: Any) -> tuple[tuple[str, str | bytes], ...]:

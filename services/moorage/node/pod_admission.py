@@ -110,6 +110,7 @@ class PodAdmission:
                 del self._waiting[key], self._locks[key]
 
     async def _admit(self, told: PodSpec, container: str) -> None:
+        self._source.name_static(told)
         known = self._source.get(told.uid)
         if self._stands(told, known, container):
             await self._settle()

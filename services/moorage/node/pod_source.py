@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +16,8 @@ from moorage.kube.objects import Key
 from moorage.kube.reflector import Reflector
 from moorage.model.problems import Refused
 from moorage.parsing.yaml_json import parse_documents
+from moorage.qos.messages import PodSpec
+from moorage.qos.pods import CONFIG_HASH
 
 from .inotify import DirectoryWatch, visible
 from .pod_objects import KnownPod, decode_pod, known_pod
@@ -26,13 +28,22 @@ log = structlog.get_logger("node")
 MAX_MANIFEST, SETTLE = 1 << 20, 0.02
 
 
+#: Namespace and name of a pod.
+Name = tuple[str, str]
+
+
 class PodSource:
     """The manifests of the node's pods by the uid that the runtime uses. `listed` is set once all are known: until then a pod
     that is missing here may still exist."""
 
-    def __init__(self, changed: Callable[[str], None] = lambda uid: None) -> None:
+    def __init__(self, changed: Callable[[str], None] = lambda uid: None, *, static: bool = False) -> None:
+        """`static`: the manifests are those from which a kubelet makes static pods."""
         self._pods: dict[str, KnownPod] = {}
         self._waiting: dict[str, list[asyncio.Future[None]]] = {}
+        #: Static pods, by namespace and name: their manifests, and the uids that the kubelet made up for them.
+        self._has_static = static
+        self._static: dict[Name, KnownPod] = {}
+        self._static_uids: dict[Name, set[str]] = {}
         self._changed = changed
         self.listed = asyncio.Event()
 
@@ -78,6 +89,27 @@ class PodSource:
         if self._pods.pop(uid, None) is not None:
             self._changed(uid)
 
+    def set_static(self, pods: Mapping[Name, KnownPod]) -> None:
+        """Takes the manifests of all static pods. One that has changed is another pod, with another uid, to the kubelet."""
+        before, self._static = self._static, dict(pods)
+        for name in [name for name, pod in before.items() if pods.get(name) != pod]:
+            for uid in self._static_uids.pop(name, ()):
+                self.drop(uid)
+        for name, pod in self._static.items():
+            for uid in self._static_uids.get(name, ()):
+                self._put_static(uid, pod)
+
+    def name_static(self, told: PodSpec) -> None:
+        """Hears from the runtime under which uid a static pod runs."""
+        if self._has_static and CONFIG_HASH in told.annotations and told.uid not in self._pods:
+            name = (told.namespace, told.name)
+            self._static_uids.setdefault(name, set()).add(told.uid)
+            if (pod := self._static.get(name)) is not None:
+                self._put_static(told.uid, pod)
+
+    def _put_static(self, uid: str, pod: KnownPod) -> None:
+        self.put(pod._replace(spec=msgspec.structs.replace(pod.spec, uid=uid)))
+
 
 async def watch_api(api: Api, node: str, source: PodSource) -> None:
     """Follows the pods that are bound to the node, for ever."""
@@ -104,13 +136,15 @@ class Manifest(NamedTuple):
 
     pod: KnownPod
     data: dict[str, Any]
+    has_uid: bool = True
 
 
 class ManifestDirectory:
-    """The pods whose manifests are in a directory, one or several a file, in YAML or JSON."""
+    """The pods whose manifests are in a directory, one or several a file, in YAML or JSON. `kubelet`: the name of the node whose
+    kubelet runs them, as static pods; "" where the agent does."""
 
-    def __init__(self, directory: Path, source: PodSource) -> None:
-        self._directory, self._source = directory, source
+    def __init__(self, directory: Path, source: PodSource, kubelet: str = "") -> None:
+        self._directory, self._source, self._kubelet = directory, source, kubelet
         self.manifests: dict[str, Manifest] = {}
         self._dirty = asyncio.Event()
         self.problems: dict[str, str] = {}
@@ -165,8 +199,15 @@ class ManifestDirectory:
         for uid in self.manifests.keys() - found.keys():
             self._source.drop(uid)
         self.manifests = found
+        static: dict[Name, KnownPod] = {}
         for manifest in found.values():
-            self._source.put(manifest.pod)
+            if manifest.has_uid or not self._kubelet:
+                self._source.put(manifest.pod)
+                continue
+            spec = manifest.pod.spec
+            name = f"{spec.name}-{self._kubelet.lower()}"
+            static[spec.namespace, name] = manifest.pod._replace(spec=msgspec.structs.replace(spec, name=name))
+        self._source.set_static(static)
 
 
 def read_manifest(data: Any) -> Manifest:
@@ -176,8 +217,9 @@ def read_manifest(data: Any) -> Manifest:
     metadata = data.get("metadata")
     if not isinstance(metadata, dict) or not metadata.get("name"):
         raise ValueError("a Pod needs metadata.name")
-    if not metadata.get("uid"):
+    has_uid = bool(metadata.get("uid"))
+    if not has_uid:
         digest = hashlib.sha256(msgspec.json.encode(data, order="deterministic")).hexdigest()
         metadata = {**metadata, "uid": f"{digest[:8]}-{digest[8:12]}-{digest[12:16]}-{digest[16:20]}-{digest[20:32]}"}
     data = {**data, "metadata": {"namespace": "default", **metadata}}
-    return Manifest(known_pod(data), data)
+    return Manifest(known_pod(data), data, has_uid)

@@ -89,6 +89,7 @@ class Recovery:
             self._told[pod.uid] = told_by_runtime(
                 pod.uid, pod.namespace, pod.name, dict(found.labels), dict(found.annotations)
             )
+            self._agent.source.name_static(self._told[pod.uid])
 
     def _rebuild(self) -> None:
         """Makes records of running pods that the checkpoint does not have, from plugins and annotations."""
