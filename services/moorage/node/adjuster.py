@@ -19,8 +19,8 @@ from .runtime import EXITED, RUNNING
 
 log = structlog.get_logger("node")
 
-#: Updates that are sent to the runtime at once.
-_AT_ONCE = 32
+#: Updates that are sent to the runtime at once, and questions: answers are read as they come, and stay in memory until then.
+_AT_ONCE, _READ_AT_ONCE = 32, 8
 
 
 class Updater(Protocol):
@@ -47,7 +47,7 @@ class Adjuster:
     ) -> None:
         self._index, self.updater, self._wanted, self._metrics = index, updater, wanted, metrics
         self._lock = asyncio.Lock()
-        self._slots = asyncio.Semaphore(_AT_ONCE)
+        self._slots, self._read_slots = asyncio.Semaphore(_AT_ONCE), asyncio.Semaphore(_READ_AT_ONCE)
         #: Containers that are not as they should be, with why.
         self.failed: dict[Key, str] = {}
         #: What all containers should have and had when they were looked at last.
@@ -95,7 +95,8 @@ class Adjuster:
 
     async def _read_one(self, record: ContainerRecord, properties: Properties) -> None:
         try:
-            found = await self.updater.read(record, properties)
+            async with self._read_slots:
+                found = await self.updater.read(record, properties)
         except (grpc.aio.AioRpcError, NriFailed):
             return  # while the runtime is away, what was read before counts
         if found is None:

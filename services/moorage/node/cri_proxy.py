@@ -169,12 +169,8 @@ async def _first_requests(requests: Any) -> tuple[bytes | None, AsyncIterator[by
             async for request in requests:
                 yield request
 
-    async def none() -> AsyncIterator[bytes]:
-        for request in ():
-            yield request
-
     if (first := await take()) is None:
-        return None, none()
+        return None, requests
     second = asyncio.ensure_future(take())
     try:
         done, _ = await asyncio.wait([second], timeout=_SECOND_REQUEST)

@@ -132,11 +132,19 @@ async def watch_api(api: Api, node: str, source: PodSource) -> None:
 
 
 class Manifest(NamedTuple):
-    """A pod of a directory: as it is admitted, and as it is written."""
+    """A pod of a directory: as it is admitted, and as it is written, where the agent runs it."""
 
     pod: KnownPod
     data: dict[str, Any]
     has_uid: bool = True
+
+
+class _File(NamedTuple):
+    """A file of manifests as it was read: its inode, time and size, and why a part of it is not used."""
+
+    state: tuple[int, int, int]
+    manifests: dict[str, Manifest]
+    problem: str
 
 
 class ManifestDirectory:
@@ -146,18 +154,16 @@ class ManifestDirectory:
     def __init__(self, directory: Path, source: PodSource, kubelet: str = "") -> None:
         self._directory, self._source, self._kubelet = directory, source, kubelet
         self.manifests: dict[str, Manifest] = {}
+        self._files: dict[Path, _File] = {}
         self._dirty = asyncio.Event()
-        self.problems: dict[str, str] = {}
 
     async def run(self) -> None:
         """Follows the directory, for ever."""
         watch = DirectoryWatch(self._directory, self._dirty.set)
-        before: object = None
         try:
             while True:
-                if (now := await asyncio.to_thread(self._state)) != before:
-                    before = now
-                    self._take(await asyncio.to_thread(self._read))
+                if await asyncio.to_thread(self._read) or not self._source.listed.is_set():
+                    self._take({uid: found for file in self._files.values() for uid, found in file.manifests.items()})
                 self._source.listed.set()
                 self._dirty.clear()
                 try:
@@ -168,32 +174,40 @@ class ManifestDirectory:
         finally:
             watch.close()
 
-    def _state(self) -> list[tuple[str, int, int]]:
-        found = []
-        for path in visible(self._directory):
-            try:
-                state = path.stat()
-            except OSError:
-                continue
-            found.append((path.name, state.st_mtime_ns, state.st_size))
-        return found
-
-    def _read(self) -> dict[str, Manifest]:
-        found: dict[str, Manifest] = {}
-        self.problems = {}
+    def _read(self) -> bool:
+        """Reads files that are new or changed, and returns whether there were any, or some are gone."""
+        found: dict[Path, _File] = {}
         for path in visible(self._directory):
             if path.suffix not in (".yaml", ".yml", ".json"):
                 continue
             try:
-                with path.open("rb") as file:
-                    text = file.read(MAX_MANIFEST + 1)
-                for data in parse_documents(text, max_bytes=MAX_MANIFEST):
-                    manifest = read_manifest(data)
-                    found[manifest.pod.spec.uid] = manifest
-            except (OSError, Refused, ValueError) as error:
-                self.problems[path.name] = str(error)
-                log.warning("a manifest is not used", file=path.name, error=str(error))
-        return found
+                state = path.stat()
+            except OSError:
+                continue
+            before, now = self._files.get(path), (state.st_ino, state.st_mtime_ns, state.st_size)
+            found[path] = before if before is not None and before.state == now else self._read_file(path, now)
+        changed = found != self._files
+        self._files = found
+        return changed
+
+    def _read_file(self, path: Path, state: tuple[int, int, int]) -> _File:
+        manifests: dict[str, Manifest] = {}
+        try:
+            with path.open("rb") as file:
+                text = file.read(MAX_MANIFEST + 1)
+            for data in parse_documents(text, max_bytes=MAX_MANIFEST):
+                manifest = read_manifest(data)
+                # A kubelet has what else stands in its manifests.
+                manifests[manifest.pod.spec.uid] = manifest._replace(data={}) if self._kubelet else manifest
+        except (OSError, Refused, ValueError) as error:
+            log.warning("a manifest is not used", file=path.name, error=str(error))
+            return _File(state, manifests, str(error))
+        return _File(state, manifests, "")
+
+    @property
+    def problems(self) -> dict[str, str]:
+        """Returns files that are not used or not used whole, with why."""
+        return {path.name: file.problem for path, file in self._files.items() if file.problem}
 
     def _take(self, found: dict[str, Manifest]) -> None:
         for uid in self.manifests.keys() - found.keys():

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from .grpc_unix import socket_path
+import msgspec
 
 Attach = Literal["cri", "nri", "alone"]
 
@@ -28,8 +28,14 @@ class Settings(NamedTuple):
     enabled: bool = False
     period: float = 3.0
 
+    def encode(self) -> str:
+        """Encodes the settings as an argument of a process."""
+        return msgspec.json.encode(self, enc_hook=str).decode()
+
     @property
     def runtime_socket(self) -> Path:
+        from .grpc_unix import socket_path
+
         return socket_path(self.runtime)
 
     @property
@@ -51,6 +57,15 @@ class Settings(NamedTuple):
     @property
     def pod_resources_socket(self) -> Path:
         return self.root / "pod-resources" / "kubelet.sock"
+
+
+def decode(text: str) -> Settings:
+    """Reads what `Settings.encode` gave."""
+
+    def read(kind: type, value: Any) -> Any:
+        return kind(value)
+
+    return msgspec.json.decode(text, type=Settings, dec_hook=read)
 
 
 def read_gate(text: str) -> bool:

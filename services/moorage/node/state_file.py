@@ -20,7 +20,7 @@ class StateFile:
         """Returns the content; None if there is no file. A file that is too large is no state: its content is cut."""
         try:
             with self.path.open("rb") as file:
-                return file.read(MAX_SIZE)
+                return file.read(min(os.fstat(file.fileno()).st_size, MAX_SIZE))
         except FileNotFoundError:
             return None
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -79,11 +81,8 @@ def run(
     qos_resource_manager_reconcile_period
         How often plugins are asked and containers read back.
     """
-    from ..process_title import set_title
-
     try:
         from moorage.node.settings import Settings, read_gate
-        from moorage.node.worker import CANNOT_RUN, run_agent, serve
     except ImportError as error:
         raise _not_installed(error) from error
     try:
@@ -110,12 +109,8 @@ def run(
         enabled=enabled,
         period=seconds(qos_resource_manager_reconcile_period),
     )
-    _configure_logs()
-    set_title(f"node {node}")
-    try:
-        return serve(run_agent(settings))
-    except CANNOT_RUN as error:
-        raise Failure(f"the agent cannot run: {error}", FAILED) from error
+    # The agent runs for months on every node: it does not keep what a command line needs in memory.
+    os.execv(sys.executable, [sys.executable, "-m", "moorage.node", settings.encode()])
 
 
 @app.command
