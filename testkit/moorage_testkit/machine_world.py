@@ -8,9 +8,10 @@ import random
 from collections import Counter
 from typing import Any
 
-from moorage.machine_groups.cluster import ClusterMachines, Effect
+from moorage.machine_groups.cluster import ClusterMachines
+from moorage.machine_groups.effects import Effect
 from moorage.machine_groups.injection import Injected, inject
-from moorage.machine_groups.names import MACHINE_TYPE, NAMESPACE, NAMESPACE_LABELS, POD_ROLE
+from moorage.machine_groups.names import MACHINE_TYPE, NAMESPACE, NAMESPACE_LABELS, OTHER_NAMESPACE, POD_ROLE
 from moorage.parsing import parse_amount
 from moorage.podspec import pinned_node
 
@@ -51,6 +52,7 @@ class World:
         self.pending = []  # requests of the one before that are lost
         self.core = ClusterMachines()
         self.core.set_namespace(TEAM, True)
+        self.look_for_left_over()
         self.events = []
         ordered = sorted(
             self.objects, key=lambda k: ("Node", "Machine").index(k[0]) if k[0] in ("Node", "Machine") else 9
@@ -98,8 +100,15 @@ class World:
             core.groups()
         elif kind == "Pod":
             core.put_pod(obj) if verb == "put" else core.drop_pod(namespace, name, meta["uid"])
+        elif namespace == OTHER_NAMESPACE:
+            self.look_for_left_over()
         else:
             core.put_object(obj, kind) if verb == "put" else core.drop_object(kind, namespace, name)
+
+    def look_for_left_over(self) -> None:
+        """Lists what another controller left in its namespace."""
+        found = [(k[0], o) for k, o in self.objects.items() if k[0] != "Pod" and k[1] == OTHER_NAMESPACE]
+        self.core.set_left_over(copy.deepcopy(found))
 
     def perform(self, effect: Effect) -> Object | None:
         """Performs a request; None where the server refuses it."""
@@ -117,7 +126,11 @@ class World:
         if uid not in (None, found["metadata"]["uid"]) or meta.get("resourceVersion", found["metadata"]["resourceVersion"]) != found["metadata"]["resourceVersion"]:  # fmt: skip
             return None
         if effect.verb in ("delete", "evict"):
-            return self.delete_pod(found) if effect.kind == "Pod" else None
+            if effect.kind == "Pod":
+                return self.delete_pod(found)
+            if not found["metadata"].get("finalizers"):
+                self.remove(*effect.key)
+            return copy.deepcopy(found)
         body = copy.deepcopy(effect.body)
         for field in ("uid", "resourceVersion"):
             body.get("metadata", {}).pop(field, None)
@@ -149,7 +162,7 @@ class World:
     def controllers(self) -> None:
         """Runs the controller of StatefulSets once."""
         for key, obj in list(self.objects.items()):
-            if key[0] != "StatefulSet":
+            if key[:2] != ("StatefulSet", NAMESPACE):
                 continue
             name, replicas = key[2], obj["spec"].get("replicas", 1)
             for i in range(replicas):
@@ -177,6 +190,8 @@ class World:
         self.rng.shuffle(waiting)
         for pod in waiting:
             node = pinned_node(pod["spec"])
+            if not node and pod["metadata"].get("namespace") in (TEAM, OTHER_NAMESPACE):
+                node = next((n for n in self.allocatable if self.fits(pod, n)), "")
             if "deletionTimestamp" not in pod["metadata"] and node in self.allocatable and self.fits(pod, node):
                 pod["spec"]["nodeName"] = node
                 self.change("Pod", pod)

@@ -6,6 +6,8 @@ from typing import Any
 
 Schema = dict[str, Any]
 GROUP = "imperator.tenzen-y.io"
+#: Those of status, and the words of another controller, which may still be there.
+_CONDITIONS_OF_NODES = ("Ready", "Maintenance", "NotReady", "Healthy", "Unhealthy")
 _LABEL = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 _TYPE = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
 _ANY: Schema = {"x-kubernetes-preserve-unknown-fields": True}
@@ -46,7 +48,8 @@ _POOL_ENTRY = _object(
 _GPU = _object(
     {
         "type": _string(pattern="^[^/]+/[^/]+$"),
-        "num": _integer(1),
+        # What another controller stored may be a text.
+        "num": {"x-kubernetes-int-or-string": True, "minimum": 1, "pattern": "^[1-9][0-9]{0,8}$"},
         "family": _string(maxLength=63),
         "product": _string(maxLength=63),
         "machine": _string(maxLength=63),
@@ -161,6 +164,7 @@ def definitions() -> list[Schema]:
     pool = _object(
         {
             "machineGroup": _string(),
+            "machineGroupName": _string(),  # another name of it, which another controller needs while it is there
             "nodePool": _list(_POOL_ENTRY),
             "machineTypeStock": _list(_NAMED, "name"),
         }
@@ -169,7 +173,7 @@ def definitions() -> list[Schema]:
         {
             "conditions": _CONDITIONS,
             "nodePool": _list(
-                _object({"name": _string(), "condition": _string(enum=["Ready", "Maintenance", "NotReady"])}, "name"),
+                _object({"name": _string(), "condition": _string(enum=list(_CONDITIONS_OF_NODES))}, "name"),
                 "name",
             ),
         }

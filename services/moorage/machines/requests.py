@@ -14,7 +14,7 @@ import structlog
 
 from moorage.bus.failpoints import reached
 from moorage.kube import Api, ApiError, LeaderTerm, Unreachable
-from moorage.machine_groups.cluster import Effect
+from moorage.machine_groups.effects import Effect
 from moorage.machine_groups.names import GROUP_VERSION
 
 log = structlog.get_logger("machines")

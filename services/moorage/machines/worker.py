@@ -21,7 +21,8 @@ from aiohttp import web
 from moorage.bus import Bus, NoAnswer, Settings, until_done
 from moorage.kube import Api, ApiError, LeaderElector, LeaderTerm, Reflector, Unreachable, connect
 from moorage.kube.objects import Key
-from moorage.machine_groups.cluster import ClusterMachines, Effect
+from moorage.machine_groups.cluster import ClusterMachines
+from moorage.machine_groups.effects import Effect
 from moorage.machine_groups.injection import MachineGroup
 from moorage.machine_groups.names import (
     ENABLED,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -20,15 +20,17 @@ from moorage.podspec import CLAIM
 
 from . import status
 from .documents import Surroundings, read
+from .effects import Effect, machine_event, pod_event
 from .guest_nodes import PodOnNode, Shape, without_conflict
 from .handover import Guest, Handover, NodesFor, Opening, Plan, Situation, Stored, StoredGrant, TypeCounts
 from .injection import MachineGroup, machine_type_of
 from .layout import NodeRoom, Slots, lay_out
-from .names import GRANTS, MACHINE_GROUP, NAMESPACE, SLOT_GATE, SLOTS, machine_key, object_name
-from .node_marks import Marks, NodeView, condition, marks, node_patch, recorded
+from .names import GRANTS, MACHINE_GROUP, NAMESPACE, OTHER_NAMESPACE, SLOT_GATE, SLOTS, machine_key, object_name
+from .node_marks import Marks, NodeView, condition, marked_for, marks, node_patch
 from .objects import IMAGE, difference, node_pool, service, stateful_set
-from .pods import guest, is_over, labels_of, opening_patch, pin_patch, reservation, was_let_in
+from .pods import guest, has_role_of_guest, is_over, labels_of, left_over, opening_patch, pin_patch, reservation, was_let_in
 from .sizes import sizes
+from .takeover import LeftOver, removal, taken_over_patch, without_finalizer
 
 Object = dict[str, Any]
 #: Unused slots of a Node that is not Ready move after this many seconds.
@@ -45,21 +47,6 @@ _MAX_SHARED = 4096
 MAX_TOLD = 20
 #: Seconds until a request is repeated that found another version, which comes with a watch, and one that was refused.
 CONFLICT_RETRY, REFUSED_RETRY = 0.3, 5.0
-
-
-class Effect(NamedTuple):
-    """One request. `verb`: create, merge (a merge patch), status (a merge patch of the status), delete, evict or event."""
-
-    verb: str
-    kind: str
-    namespace: str
-    name: str
-    body: Object
-    purpose: str = ""
-
-    @property
-    def key(self) -> tuple[str, str, str]:
-        return self.kind, self.namespace, self.name
 
 
 class StoredSlots(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -80,6 +67,7 @@ class _Group:
         self.handover = Handover(machine, self.sizes)
         self.entries = {node.name: node for node in machine.node_pool}
         self.status_at = 0.0
+        self.unmarked: set[str] = set()  # uids of guests that another controller let in
         self.untold: dict[str, float] = {}  # uids of guests that may have to be told why they wait, and when
         #: What StatefulSets have, by type, each with the version from which it was read.
         self.stored: dict[str, tuple[tuple[str, str], Stored]] = {}
@@ -104,6 +92,7 @@ class ClusterMachines:
         self.orders: dict[str, Reservation] = {}  # by GROUP/TYPE
         self.grants: dict[str, StoredGrant] = {}  # of the mesh, by uid
         self.mesh_reasons: dict[str, WaitingReason] = {}  # why guests wait by what the mesh knows, by uid
+        self.left_over = LeftOver()
         self._groups: dict[str, _Group] = {}  # by group
         self._objects: dict[tuple[str, str, str], Object] = {}
         self._pods: dict[tuple[str, str], tuple[str, str, bool]] = {}  # key → uid, group, is a reservation
@@ -202,11 +191,19 @@ class ClusterMachines:
         """Marks the group whose object it is, also if somebody took its labels off."""
         for owner in obj["metadata"].get("ownerReferences") or ():
             machine = self.machines.get(str(owner.get("name")))
-            if owner.get("kind") == "Machine" and machine is not None:
+            if owner.get("kind") == "Machine" and machine is None:
+                self._look_for_orphans = True
+            elif owner.get("kind") == "Machine" and machine is not None:
                 self._dirty_groups.add((machine["metadata"].get("labels") or {}).get(MACHINE_GROUP, ""))
+
+    def set_left_over(self, objects: Iterable[tuple[str, Object]]) -> None:
+        """Puts all StatefulSets and Services that another controller left, each with its kind."""
+        self._dirty_groups |= self.left_over.set_objects(objects)
+        self._look_for_orphans |= bool(self.left_over.groups)
 
     def set_namespace(self, name: str, enabled: bool) -> None:
         if enabled:
+            self.relist_pods |= name not in self._enabled and bool(self._groups)
             self._enabled.add(name)
         else:
             self._enabled.discard(name)
@@ -220,6 +217,12 @@ class ClusterMachines:
         self._forget_pod(key, keep=meta["uid"])
         self._put_off.pop(("Pod", *key), None)
         group = self._groups.get(group_name)
+        if (old := left_over(pod)) is not None:
+            self.left_over.put_pod(group_name, old)
+            self._pods[key] = (meta["uid"], group_name, False)
+            self._dirty_groups.add(group_name)
+            self._look_for_orphans = True
+            return
         if group is None or is_over(pod):
             if group is not None:
                 group.handover.forget_guest(meta["uid"])
@@ -235,7 +238,7 @@ class ClusterMachines:
             if held.deleting:
                 group.handover.removing.discard(held.name)
             self._specs[held.name] = {} if held.node else (pod.get("spec") or {})
-        elif was_let_in(pod) or (key[0] in self._enabled and (pod.get("spec") or {}).get("nodeName")):
+        elif was_let_in(pod) or (key[0] in self._enabled and has_role_of_guest(pod)):
             self._put_guest(group, pod)
         self._dirty_groups.add(group_name)
 
@@ -258,6 +261,10 @@ class ClusterMachines:
         # Thousands of guests have few shapes and sets of labels.
         found = msgspec.structs.replace(found, shape=shape.text)
         group.handover.put_guest(found)
+        if found.is_marked and (found.claim or not found.bound):
+            group.unmarked.discard(found.uid)
+        else:
+            group.unmarked.add(found.uid)
         if not found.gated:
             group.handover.opening.pop(found.uid, None)
             group.untold.pop(found.uid, None)
@@ -280,6 +287,7 @@ class ClusterMachines:
             return
         uid, group_name, is_reservation = known
         group = self._groups.get(group_name)
+        self.left_over.drop_pod(key[1], uid)
         self._pod_labels.pop(uid, None)
         if group is None:
             return
@@ -294,6 +302,7 @@ class ClusterMachines:
             group.handover.forget_guest(uid)
             group.handover.opening.pop(uid, None)
             group.untold.pop(uid, None)
+            group.unmarked.discard(uid)
             self._labels.pop(uid, None)
         self._dirty_groups.add(group_name)
 
@@ -393,26 +402,26 @@ class ClusterMachines:
             if group is not None:
                 effects += self._plan_group(group, now, times)
         effects += self._report_invalid(now)
-        effects += self._orphans()
+        effects += self._orphans(now)
         for effect in effects:
             if effect.verb != "event":
                 self._busy.add(effect.key)
         return effects, min(times, default=None)
 
-    def _orphans(self) -> list[Effect]:
+    def _orphans(self, now: float) -> list[Effect]:
         """Removes objects of Machines that are gone: the server's garbage collector may not know the kind yet."""
         if not self._look_for_orphans or self.other_controller:
             return []
         self._look_for_orphans = False
         known = {machine["metadata"].get("uid") for machine in self.machines.values()}
-        effects = []
+        kept = group_names(self.machines.values())
+        effects = [removal(pod) for pod in self.left_over.strays(kept)]
         for key, obj in self._objects.items():
             owners = [o for o in obj["metadata"].get("ownerReferences") or () if o.get("kind") == "Machine"]
             is_left = owners and not any(owner.get("uid") in known for owner in owners)
-            if is_left and key not in self._busy and "deletionTimestamp" not in obj["metadata"]:
-                body = {"propagationPolicy": "Background", "preconditions": {"uid": obj["metadata"]["uid"]}}
-                effects.append(Effect("delete", *key, body, key[0]))
-        return effects
+            if is_left:
+                effects += _gone(key, obj)
+        return [e for e in effects if e.key not in self._busy and not self._is_put_off(*e.key, now)]
 
     def start_term(self) -> None:
         """Forgets requests under way: a process that begins to act sent none that will be answered."""
@@ -426,6 +435,7 @@ class ClusterMachines:
 
     def wake(self, now: float) -> None:
         """Looks at all groups again: a time has come that a plan named."""
+        self._look_for_orphans = True
         self._dirty_groups |= self._groups.keys()
         self._dirty_nodes |= {name for group in self._groups.values() for name in group.entries}
 
@@ -466,6 +476,8 @@ class ClusterMachines:
         if effect.kind == "Machine":
             machine = self.machines.get(effect.name) or {"metadata": {}}
             return str((machine["metadata"].get("labels") or {}).get(MACHINE_GROUP, ""))
+        if (left := self.left_over.group_of(effect.key)) is not None:
+            return left
         found = self._objects.get(effect.key) or effect.body
         return str(((found.get("metadata") or {}).get("labels") or {}).get(MACHINE_GROUP, ""))
 
@@ -478,6 +490,7 @@ class ClusterMachines:
         elif effect.kind == "Machine":
             self.put_machine(answer)
         elif effect.verb == "delete":
+            self.left_over.took(effect.key)
             self.drop_object(*effect.key)
         elif effect.kind in ("StatefulSet", "Service", "MachineNodePool"):
             self.put_object(answer, effect.kind)
@@ -571,8 +584,8 @@ class ClusterMachines:
         wanted: Marks | None = None
         if entry_group is not None and entry is not None:
             wanted = marks(entry_group.machine, entry_group.sizes, entry, node)
-        elif recorded(node).group in {g.machine.group for g in self._groups.values() if g.machine.name in self.invalid}:
-            return []
+        elif marked_for(node) in group_names(self.machines[n] for n in self.invalid):
+            return []  # its Machine is invalid, and stays as it was
         patch = node_patch(node, wanted)
         if patch is None:
             return []
@@ -623,7 +636,13 @@ class ClusterMachines:
         usable = frozenset(name for name, state in states.items() if state == "Ready")
         slots, offline, stored_slots = self._slots(group, states, now)
         situation = Situation(
-            slots, offline, usable, self._stored(group), self.grants if self.connected else None, self._nodes_for(group)
+            slots,
+            offline,
+            usable,
+            self._stored(group),
+            self.grants if self.connected else None,
+            self._nodes_for(group),
+            self.left_over.pods_of(group.machine.group),
         )
         plan = group.handover.plan(now, situation)
         if plan.next is not None:
@@ -631,9 +650,33 @@ class ClusterMachines:
             self._later[("Group", "", group.machine.group)] = plan.next
         writing = {effect.key for effect in effects}
         effects += [e for e in self._handover_effects(group, plan, stored_slots, now) if e.key not in writing]
+        effects += self._takeover_effects(group, plan, now)
         effects += self._waiting_events(group, usable, now, times)
         effects += self._status_effects(group, machine, slots, states, usable, now, times)
         return effects
+
+    def _takeover_effects(self, group: _Group, plan: Plan, now: float) -> list[Effect]:
+        """Removes what another controller left of a group, and lets its guests be known as guests."""
+        name = group.machine.group
+        effects = self.left_over.removals(name)
+        if not self.left_over.has_sets(name):
+            effects += [removal(pod) for pod in plan.replaced]
+        for pod in self.left_over.pods_of(name):
+            order = self.orders.get(machine_key(name, pod.type))
+            if pod.bound and not (pod.claim or pod.deleting) and order is not None and order.claim:
+                body = {"metadata": {"uid": pod.uid, "labels": {CLAIM: order.claim}}}
+                effects.append(Effect("merge", "Pod", OTHER_NAMESPACE, pod.name, body, "takeover"))
+        for uid in sorted(group.unmarked):
+            found = group.handover.guests.get(uid)
+            if found is None or found.deleting:
+                continue
+            machine = machine_key(name, found.type)
+            order = self.orders.get(machine)
+            claim = order.claim if order is not None and found.bound and not found.claim else ""
+            if claim or not found.is_marked:
+                body = taken_over_patch(found, machine, claim)
+                effects.append(Effect("merge", "Pod", found.namespace, found.name, body, "takeover"))
+        return [e for e in effects if e.key not in self._busy and not self._is_put_off(*e.key, now)]
 
     def _waiting_events(self, group: _Group, usable: frozenset[str], now: float, times: list[float]) -> list[Effect]:
         """Tells new guests why they still wait, some at a time."""
@@ -695,6 +738,9 @@ class ClusterMachines:
                     effects.append(Effect("create", *key, made, kind))
                 continue
             patch = difference(_changeable(kind, obj), actual)
+            if (finalizers := without_finalizer(actual)) is not None:
+                patch = patch or {}
+                patch["metadata"] = {**(patch.get("metadata") or {}), "finalizers": finalizers or None}
             if patch is not None and self._may_write(key, obj, now, times):
                 patch["metadata"] = {
                     **(patch.get("metadata") or {}),
@@ -703,9 +749,8 @@ class ClusterMachines:
                 effects.append(Effect("merge", *key, patch, kind))
         for key, obj in self._objects.items():
             is_ours = any(owner.get("uid") == group.uid for owner in obj["metadata"].get("ownerReferences") or ())
-            if is_ours and key not in keys and key not in self._busy and "deletionTimestamp" not in obj["metadata"]:
-                body = {"propagationPolicy": "Background", "preconditions": {"uid": obj["metadata"]["uid"]}}
-                effects.append(Effect("delete", *key, body, key[0]))
+            if is_ours and key not in keys and key not in self._busy and not self._is_put_off(*key, now):
+                effects += _gone(key, obj)
         return effects
 
     def _stored(self, group: _Group) -> dict[str, Stored]:
@@ -758,9 +803,8 @@ class ClusterMachines:
         for name in alone:
             for node, counts in by_node.items():
                 in_use[name][node] = group.handover.taken(counts, name)
-        local = lay_out(
-            group.machine, group.sizes, alone, rooms, {n: held[n].slots for n in alone}, {n: in_use[n] for n in alone}
-        )
+        kept = {n: held[n].slots or in_use[n] + self.left_over.places(group.machine.group, n) for n in alone}
+        local = lay_out(group.machine, group.sizes, alone, rooms, kept, in_use)
         stored = {
             name: ordered.get(name) or StoredSlots(slots=local[name], offline=local[name])
             for name, size in group.sizes.items()
@@ -899,7 +943,8 @@ class ClusterMachines:
                 held = sum(count for node, count in slots[name].items() if node in usable)
                 missing = max(0, row.maximum - max(held, row.used)) + lacking[name]
                 short[name] = (missing, row.maximum)
-        found = status.findings(group.machine, short, states)
+        left = len(self.left_over.pods_of(group.machine.group))
+        found = status.findings(group.machine, short, states, left)
         wanted = {"conditions": self._conditions(machine, found, now), "availableMachines": status.usage_rows(counts)}
         effects = self._status_effect("Machine", machine, wanted)
         pool = self._objects.get(("MachineNodePool", "", f"{group.machine.name}-node-pool"))
@@ -914,19 +959,6 @@ class ClusterMachines:
         return effects
 
 
-def pod_event(guest: Guest, reason: str, message: str, kind: str = "Warning") -> Effect:
-    """Returns an event about a guest."""
-    regarding = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "namespace": guest.namespace,
-        "name": guest.name,
-        "uid": guest.uid,
-    }
-    body = {"regarding": regarding, "reason": reason, "note": message[:1024], "type": kind}
-    return Effect("event", "Event", guest.namespace, guest.name, body, "event")
-
-
 def _seconds(text: str) -> float:
     return datetime.fromisoformat(text).timestamp() if text else 0.0
 
@@ -936,6 +968,18 @@ def _read_grants(text: str) -> dict[str, StoredGrant]:
         return msgspec.json.decode(text, type=dict[str, StoredGrant]) if text else {}
     except (msgspec.DecodeError, RecursionError):
         return {}
+
+
+def _gone(key: tuple[str, str, str], obj: Object) -> list[Effect]:
+    """Returns the request that brings the end of an object nearer."""
+    meta = obj["metadata"]
+    if (finalizers := without_finalizer(obj)) is not None:
+        body: Object = {"metadata": {"finalizers": finalizers or None, "resourceVersion": meta["resourceVersion"]}}
+        return [Effect("merge", *key, body, key[0])]
+    if "deletionTimestamp" in meta:
+        return []
+    body = {"propagationPolicy": "Background", "preconditions": {"uid": meta["uid"]}}
+    return [Effect("delete", *key, body, key[0])]
 
 
 def _changeable(kind: str, obj: Object) -> Object:

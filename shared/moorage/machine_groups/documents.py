@@ -261,6 +261,8 @@ class _Reader:
         kind = self.value(gpu, "type", str, path, required=True) or ""
         if kind and (_EXTENDED.fullmatch(kind) is None or "kubernetes.io/" in kind or kind.startswith("requests.")):
             self.error(f"{path}.type", "InvalidName", f"{kind!r} is not an extended resource like nvidia.com/gpu")
+        if isinstance(text := gpu.get("num"), str) and re.fullmatch("[0-9]{1,9}", text, re.ASCII):
+            gpu = {**gpu, "num": int(text)}  # so it is stored by another controller
         num = self.number(gpu, "num", path, 1, required=True) or 0
         which = {key: self.value(gpu, key, str, path) or "" for key in _WHICH}
         for key, value in which.items():

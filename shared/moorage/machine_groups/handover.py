@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import bisect
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -34,7 +34,8 @@ NodesFor = Callable[["Guest"], frozenset[str] | None]
 
 
 class Guest(msgspec.Struct, frozen=True, kw_only=True):
-    """A Pod that was let in and is not over. `node`: where it is bound, or else pinned. Guests of one `shape` may use the same Nodes."""
+    """A Pod that was let in and is not over. `node`: where it is bound, or else pinned. Guests of one `shape` may use the same Nodes.
+    `is_marked`: its Pod says that it was let in; those of another controller do not."""
 
     uid: str
     namespace: str
@@ -55,6 +56,12 @@ class Guest(msgspec.Struct, frozen=True, kw_only=True):
     seconds: int = 0
     grace: int = 30
     granted_at: float = 0.0
+    is_marked: bool = True
+
+    @property
+    def is_loose(self) -> bool:
+        """Returns whether it was let in by another controller and is not bound: it has no gate, and its Node cannot be chosen any more."""
+        return not (self.bound or self.gated or self.node)
 
     @property
     def order(self) -> tuple[int, str, str]:
@@ -73,6 +80,7 @@ class ReservationPod(msgspec.Struct, frozen=True, kw_only=True):
     bound: bool = False
     deleting: bool = False
     unschedulable: bool = False
+    claim: str = ""
 
 
 class StoredGrant(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -95,7 +103,8 @@ class Stored(NamedTuple):
 
 class Situation(NamedTuple):
     """What a plan rests on besides the Pods. `slots`: per type and Node; `offline`: those of them that the cluster grants alone; `usable`:
-    Nodes that are Ready; `ordered`: grants of the mesh, None without it; `stored`: by type."""
+    Nodes that are Ready; `ordered`: grants of the mesh, None without it; `stored`: by type; `left_over`: reservations of
+    another controller, which hold places until they are replaced."""
 
     slots: Mapping[str, Mapping[str, int]]
     offline: Mapping[str, Mapping[str, int]]
@@ -103,6 +112,7 @@ class Situation(NamedTuple):
     stored: Mapping[str, Stored]
     ordered: Mapping[str, StoredGrant] | None
     nodes_for: NodesFor
+    left_over: Sequence[ReservationPod] = ()
 
 
 class Opening(NamedTuple):
@@ -118,6 +128,7 @@ class Plan(NamedTuple):
     removals: list[str]  # names of reservations
     openings: list[Opening]
     evictions: list[Guest]
+    replaced: list[ReservationPod]  # of another controller
     next: float | None
 
 
@@ -276,6 +287,7 @@ class _Planner:
         self.total: Counter[str] = Counter()
         self.grants: dict[str, dict[str, StoredGrant]] = {}
         self.opened: set[str] = set()  # uids of guests that are pinned and expected to be bound
+        self.places: dict[str, str] = {}  # uid → Node of the slot of a guest that could not be pinned
         self.times: list[float] = []
         self.evictions: list[Guest] = []
         self.retries: dict[str, list[Guest]] = {}  # type → pinned guests that could not use their slots
@@ -292,7 +304,8 @@ class _Planner:
         stores = self._stores()
         pins, removals = self._place_reservations()
         openings = self._openings()
-        return Plan(stores, pins, removals, openings, self.evictions, min(self.times, default=None))
+        replaced = self._replaced(pins)
+        return Plan(stores, pins, removals, openings, self.evictions, replaced, min(self.times, default=None))
 
     # --- who has slots
 
@@ -311,6 +324,9 @@ class _Planner:
                     self._hold(name, guest.node, guest.claim)
                     continue
                 grant = stored.grants.get(guest.uid) if stored is not None else None
+                if guest.is_loose:
+                    self._count_loose(guest, grant)
+                    continue
                 since = max(guest.granted_at, grant.at if grant is not None else 0.0)
                 if self.now < since + BIND_WITHIN:
                     self._hold(name, guest.node, guest.claim)
@@ -318,6 +334,22 @@ class _Planner:
                     self.times.append(since + BIND_WITHIN)
                 else:
                     self._give_up(guest, since)
+
+    def _count_loose(self, guest: Guest, grant: StoredGrant | None) -> None:
+        """Counts a guest of another controller where it has a slot; without one it waits for the next."""
+        if grant is not None and self.now < grant.at + BIND_WITHIN:
+            self._hold(guest.type, grant.node, grant.claim)
+            self.opened.add(guest.uid)
+            self.places[guest.uid] = grant.node
+            self.times.append(grant.at + BIND_WITHIN)
+            return
+        if grant is not None and self.h.pause_of(guest.uid) < grant.at:
+            self.h.note_failure(guest, grant.at + BIND_WITHIN)
+        pause_ends = self.h.pause_of(guest.uid)
+        if pause_ends > self.now:
+            self.times.append(pause_ends)
+        else:
+            self.retries.setdefault(guest.type, []).append(guest)
 
     def _give_up(self, guest: Guest, since: float) -> None:
         """Withdraws the slot of a guest that was not bound in time."""
@@ -404,8 +436,10 @@ class _Planner:
             return
         hopeless: set[str] = set()
         for guest in self.retries.get(name, ()):
-            if guest.node in free and self._may_enter(guest):
-                self._give(guest, guest.node)
+            allowed = frozenset({guest.node}) if guest.node else self.s.nodes_for(guest)
+            node = next((n for n in free if allowed is None or n in allowed), "")
+            if node and self._may_enter(guest):
+                self._give(guest, node)
                 free = [n for n in free if self._has_slot(name, n)]
         for order in self.h.waiting(name):
             if not free or self.total[name] >= self.h.maximum[name] or len(self.grants[name]) >= MAX_GRANTS:
@@ -567,10 +601,14 @@ class _Planner:
                 at = pod.node or self.h.pinning.get(pod.name, "")
                 if at:
                     self._there.setdefault(at, Counter())[pod.type] += 1
+            for pod in self.s.left_over:
+                if pod.node:
+                    self._there.setdefault(pod.node, Counter())[pod.type] += 1
             for name in {*self.h.sizes, *self.h.types_in_use}:
                 for guest in self.h.holding(name):
                     if guest.bound or guest.uid in self.opened:
-                        self._there.setdefault(guest.node, Counter())[name] += 1
+                        at = guest.node or self.places.get(guest.uid, "")
+                        self._there.setdefault(at, Counter())[name] += 1
             for uid, at in self.h.opening.items():
                 waiting = self.h.guests.get(uid)
                 if waiting is not None and waiting.gated:
@@ -601,3 +639,42 @@ class _Planner:
                     self._present(grant.node)[name] += 1
                     found.append(Opening(guest, grant))
         return found
+
+    # --- what another controller left
+
+    def _replaced(self, pins: Mapping[str, str]) -> list[ReservationPod]:
+        """Returns the reservations of another controller that leave now, one at a time on each Node: where its place is wanted by one that
+        waits to be pinned or by a guest. Those without a Node leave first, as they would take the places of the others."""
+        pods = [pod for pod in self.s.left_over if not pod.deleting]
+        if homeless := [pod for pod in pods if not pod.bound]:
+            return homeless
+        busy = {pod.node for pod in self.s.left_over if pod.deleting}
+        busy |= {*pins.values(), *self.h.pinning.values(), *self.h.opening.values()}
+        busy |= {p.node for p in self.h.reservations.values() if p.node and not p.bound and not p.unschedulable}
+        waiting = Counter(
+            pod.type
+            for pod in self.h.reservations.values()
+            if not (pod.node or pod.deleting or pod.name in self.h.pinning or pod.name in pins)
+        )
+        found: list[ReservationPod] = []
+        for pod in sorted(pods, key=lambda pod: -pod.ordinal):
+            if pod.node not in busy and self._may_be_replaced(pod, waiting):
+                found.append(pod)
+                busy.add(pod.node)
+        return found
+
+    def _may_be_replaced(self, pod: ReservationPod, waiting: Counter[str]) -> bool:
+        size = self.h.sizes.get(pod.type)
+        if size is None or size.parent:
+            return True
+        if self._has_room(pod.type, pod.node):
+            return False  # the next one comes there first
+        have = sum(p.type == pod.type and p.node == pod.node for p in self.h.reservations.values())
+        holders = Counter(self.on.get(pod.node, Counter()))
+        left = sum(p.type == pod.type and p.node == pod.node for p in self.s.left_over)
+        if self.h.taken(holders, pod.type) + have + left > self.s.slots.get(pod.type, {}).get(pod.node, 0):
+            return True
+        if waiting[pod.type] and self._wanted_on(pod.type).get(pod.node, 0) > have and pod.node in self.s.usable:
+            waiting[pod.type] -= 1
+            return True
+        return False

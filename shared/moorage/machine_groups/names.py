@@ -37,6 +37,11 @@ SLOTS = "moorage.dev/slots"
 GRANTS = "moorage.dev/grants"
 
 NAMESPACE = "moorage-system"
+#: The controller that acts on Machines elsewhere, and what it leaves: StatefulSets and Services GROUP-TYPE in its namespace, and this
+#: finalizer on pools.
+OTHER_NAMESPACE, OTHER_CONTROLLER = "imperator-system", "imperator-controller"
+OTHER_HOOKS = "imperator-mutating-webhook-configuration", "imperator-validating-webhook-configuration"
+OTHER_FINALIZER = "imperator-machinenodepool-finalizer"
 #: Names of machine types that would be keys of ours on Nodes and Pods.
 RESERVED = frozenset(
     {

@@ -86,6 +86,11 @@ def recorded(node: NodeView) -> Recorded:
     return Recorded(group="")
 
 
+def marked_for(node: NodeView) -> str:
+    """Returns the group for which a Node was marked, by whomever."""
+    return recorded(node).group or node.annotations.get(MACHINE_GROUP, "")
+
+
 def inherited(node: NodeView, group: str) -> Recorded:
     """Returns what the program before put on a Node of a group."""
     labels = [
@@ -103,7 +108,7 @@ def node_patch(node: NodeView, wanted: Marks | None) -> dict[str, Any] | None:
     """Returns the merge patch that makes a Node have the wanted marks and none of those before; None if nothing differs. Labels and
     taints of others stay, and so do taints that are there already, with the time at which they were added."""
     before = recorded(node)
-    if not before.group and wanted is not None and node.annotations.get(MACHINE_GROUP):
+    if not before.group and node.annotations.get(MACHINE_GROUP):
         before = inherited(node, node.annotations[MACHINE_GROUP])
     if wanted is None and not before.group:
         return None

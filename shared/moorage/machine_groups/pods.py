@@ -15,6 +15,7 @@ from .names import (
     GRANTED_AT,
     GUEST,
     MACHINE_GROUP,
+    OTHER_NAMESPACE,
     POD_ROLE,
     RESERVATION,
     SLOT_GATE,
@@ -44,6 +45,10 @@ def was_let_in(pod: Pod) -> bool:
     return SLOT_OF in (pod["metadata"].get("annotations") or {}) or (
         SLOT_GATE in gates_of(pod) and labels_of(pod).get(POD_ROLE) == GUEST
     )
+
+
+def has_role_of_guest(pod: Pod) -> bool:
+    return labels_of(pod).get(POD_ROLE, GUEST) == GUEST
 
 
 def is_over(pod: Pod) -> bool:
@@ -77,6 +82,26 @@ def reservation(pod: Pod, name: str, namespace: str) -> ReservationPod | None:
     )
 
 
+def left_over(pod: Pod) -> ReservationPod | None:
+    """Returns the reservation that a Pod of another controller is, which is not over; its StatefulSet may be gone already."""
+    meta, spec, labels = pod["metadata"], pod.get("spec") or {}, labels_of(pod)
+    if meta.get("namespace") != OTHER_NAMESPACE or labels.get(POD_ROLE) != RESERVATION or is_over(pod):
+        return None
+    ordinal = meta["name"].rpartition("-")[2]
+    return ReservationPod(
+        uid=meta["uid"],
+        name=meta["name"],
+        version=meta["resourceVersion"],
+        type=machine_type_of(labels),
+        ordinal=int(ordinal) if ordinal.isdigit() else 0,
+        node=spec.get("nodeName") or "",
+        bound=bool(spec.get("nodeName")),
+        deleting="deletionTimestamp" in meta,
+        unschedulable=_is_unschedulable(pod),
+        claim=labels.get(_CLAIM, ""),
+    )
+
+
 def guest(pod: Pod) -> Guest:
     """Returns the guest that a Pod is, which is not over."""
     meta, spec = pod["metadata"], pod.get("spec") or {}
@@ -104,6 +129,7 @@ def guest(pod: Pod) -> Guest:
         seconds=int(spec.get("activeDeadlineSeconds") or 0),
         grace=_DEFAULT_GRACE if grace is None else int(grace),
         granted_at=_granted_at(pod),
+        is_marked=SLOT_OF in (meta.get("annotations") or {}),
     )
 
 

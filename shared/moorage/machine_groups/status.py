@@ -30,12 +30,16 @@ def usage_rows(counts: Mapping[str, TypeCounts]) -> list[dict[str, Any]]:
     ]
 
 
-def findings(machine: Machine, short: Mapping[str, tuple[int, int]], nodes: Mapping[str, Condition]) -> list[Finding]:
-    """`short`: per type how many slots find no room, and of how many."""
+def findings(
+    machine: Machine, short: Mapping[str, tuple[int, int]], nodes: Mapping[str, Condition], left_over: int = 0
+) -> list[Finding]:
+    """`short`: per type how many slots find no room, and of how many; `left_over`: reservations of another controller."""
     sick = [name for name, state in nodes.items() if state == "NotReady"]
     lacking = [f"{name}: {count} of {most} slots find no room" for name, (count, most) in short.items() if count]
     return [
-        Finding("Ready", True, "Reconciled"),
+        Finding("Ready", True, "TakingOver", f"{left_over} reservations of another controller are being replaced")
+        if left_over
+        else Finding("Ready", True, "Reconciled"),
         Finding("CapacityShort", bool(lacking), "CapacityShort" if lacking else "AllSlotsHeld", "; ".join(lacking)),
         Finding("NodesHealthy", not sick, "NodesNotReady" if sick else "AllNodesReady", ", ".join(sick[:10])),
     ]

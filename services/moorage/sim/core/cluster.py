@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from moorage.machine_groups.cluster import Effect
+from moorage.machine_groups.effects import Effect
 from moorage.model.desired_state import DesiredApp, Pins
 from moorage.model.reports import PodReport
 from moorage.model.shapes import PODS

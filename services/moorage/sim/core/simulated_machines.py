@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from moorage.machine_groups.cluster import ClusterMachines, Effect
+from moorage.machine_groups.cluster import ClusterMachines
+from moorage.machine_groups.effects import Effect
 from moorage.machine_groups.injection import Denied, inject
 from moorage.machine_groups.names import MESH, NAMESPACE, ORIGIN
 from moorage.machine_groups.reports import MeshReports
