@@ -6,9 +6,8 @@ import copy
 from typing import Any
 
 from moorage.machine_groups import read, sizes
-from moorage.machine_groups.cluster import node_view
 from moorage.machine_groups.names import MACHINE_GROUP, NODE_MARKS, NODE_POOL, NODE_POOL_ALIAS
-from moorage.machine_groups.node_marks import condition, marks, node_patch
+from moorage.machine_groups.node_marks import condition, marks, node_patch, node_view
 from moorage.machine_groups.objects import difference, node_pool, service, stateful_set
 from moorage.model.machines import Machine
 from moorage_testkit.machine_world import merge

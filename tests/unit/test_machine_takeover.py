@@ -39,7 +39,11 @@ def labels(role: str, group: str = "g") -> dict[str, str]:
 def pod(name: str, namespace: str, role: str, node: str, group: str = "g") -> Object:
     containers = [{"name": "main", "resources": {"requests": {"cpu": "2"}}}]
     spec: Object = {"containers": containers} | ({"nodeName": node} if node else {})
-    return {"metadata": {"name": name, "namespace": namespace, "labels": labels(role, group)}, "spec": spec, "status": {}}
+    return {
+        "metadata": {"name": name, "namespace": namespace, "labels": labels(role, group)},
+        "spec": spec,
+        "status": {},
+    }
 
 
 def left_behind(
@@ -61,10 +65,10 @@ def left_behind(
     for number, node in enumerate(guests):
         w.create("Pod", pod(f"guest-{number}", TEAM, GUEST, node))
     for name in names:
-        node = w.objects["Node", "", name]
-        node["metadata"]["labels"] |= {NODE_POOL: "ready", "imperator.tenzen-y.io/a": "g"}
-        node["metadata"]["annotations"] = {MACHINE_GROUP: "g"}
-        w.change("Node", node)
+        marked = w.objects["Node", "", name]
+        marked["metadata"]["labels"] |= {NODE_POOL: "ready", "imperator.tenzen-y.io/a": "g"}
+        marked["metadata"]["annotations"] = {MACHINE_GROUP: "g"}
+        w.change("Node", marked)
     w.start()  # a process that comes later lists all of this before it acts
     return w
 

@@ -9,14 +9,14 @@ from urllib.parse import quote
 import msgspec
 
 from moorage.kube import Api, ApiDiscovery, ApiError, apply
-from moorage.machine_groups.cluster import node_view
-from moorage.machine_groups.names import GROUP_VERSION, MACHINE_TYPE, NAMESPACE, SLOT_GATE
-from moorage.machine_groups.node_marks import node_patch
-from moorage.machine_groups.pods import gates_of, is_over, was_let_in
+from moorage.machine_groups.names import GROUP_VERSION, MACHINE_TYPE, NAMESPACE, OTHER_NAMESPACE, SLOT_GATE
+from moorage.machine_groups.node_marks import node_patch, node_view, recorded
+from moorage.machine_groups.pods import gates_of, is_over, left_over, was_let_in
 
 from .crds import definitions
 from .hook_configurations import NAME, paths
-from .install_manifests import LEASE, deployment, hooks, rights, service
+from .install_manifests import LEASE, deployment, hooks, rights, service, takeover_rights
+from .other_controller import DEPLOYMENT
 
 Object = dict[str, Any]
 Say = Callable[[str], None]
@@ -29,6 +29,8 @@ async def install(api: Api, image: str, replicas: int, say: Say, *, deploy: bool
     """Creates or updates everything. Safe to repeat."""
     kinds = ApiDiscovery(api)
     objects = [*definitions(), *rights()]
+    if await api.get(f"/api/v1/namespaces/{OTHER_NAMESPACE}") is not None:
+        objects += takeover_rights()
     objects += [service(), deployment(image, replicas)] if deploy else []
     for obj in objects:
         kind = await kinds.find(obj["apiVersion"], obj["kind"])
@@ -69,8 +71,25 @@ async def uninstall(api: Api, say: Say) -> None:
     for plural, root in (("statefulsets", "/apis/apps/v1"), ("services", "/api/v1")):
         for obj in await _items(api, f"{root}/namespaces/{NAMESPACE}/{plural}", MACHINE_TYPE):
             await _delete(api, f"{root}/namespaces/{NAMESPACE}/{plural}/{obj['metadata']['name']}")
+    # Another controller that is still there goes on with its Machines.
+    has_other = await api.get(DEPLOYMENT) is not None
     for node in await _items(api, "/api/v1/nodes"):
-        await _clean(api, node, say)
+        if not has_other or recorded(node_view(node)).group:
+            await _clean(api, node, say)
+    if not has_other:
+        await _remove_machines(api, say)
+    await _delete(api, f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/{LEASE}")
+    kinds = ApiDiscovery(api)
+    for obj in reversed([*rights(), *takeover_rights(), service()]):
+        if obj["kind"] == "Namespace":
+            continue  # the agent's, too
+        found = await kinds.find(obj["apiVersion"], obj["kind"])
+        if found is not None:
+            await _delete(api, found.path(obj["metadata"].get("namespace", ""), obj["metadata"]["name"]))
+            say(f"{obj['kind']} {obj['metadata']['name']} removed")
+
+
+async def _remove_machines(api: Api, say: Say) -> None:
     for plural in ("machines", "machinenodepools"):
         for obj in await _items(api, f"{_ROOT}/{plural}"):
             path = f"{_ROOT}/{plural}/{quote(obj['metadata']['name'])}"
@@ -80,15 +99,10 @@ async def uninstall(api: Api, say: Say) -> None:
             say(f"{obj.get('kind', plural)} {obj['metadata']['name']} removed")
     for obj in definitions():
         await _delete(api, f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{obj['metadata']['name']}")
-    await _delete(api, f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/{LEASE}")
-    kinds = ApiDiscovery(api)
-    for obj in reversed([*rights(), service()]):
-        if obj["kind"] == "Namespace":
-            continue  # the agent's, too
-        found = await kinds.find(obj["apiVersion"], obj["kind"])
-        if found is not None:
-            await _delete(api, found.path(obj["metadata"].get("namespace", ""), obj["metadata"]["name"]))
-            say(f"{obj['kind']} {obj['metadata']['name']} removed")
+    # What was not replaced yet of the controller before; its StatefulSets may be gone already.
+    for pod in await _items(api, f"/api/v1/namespaces/{OTHER_NAMESPACE}/pods", MACHINE_TYPE):
+        if left_over(pod) is not None:
+            await _delete(api, f"/api/v1/namespaces/{OTHER_NAMESPACE}/pods/{quote(pod['metadata']['name'])}")
 
 
 async def _guests(api: Api) -> list[Object]:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from moorage.machine_groups.names import NAMESPACE
+from moorage.machine_groups.names import NAMESPACE, OTHER_CONTROLLER, OTHER_HOOKS, OTHER_NAMESPACE
 
 from .crds import GROUP, definitions
 from .hook_configurations import NAME, mutating, validating
@@ -49,43 +49,57 @@ OWN_RULES: list[Object] = [
     {"apiGroups": [""], "resources": ["secrets"], "resourceNames": [SECRET], "verbs": ["get", "update"]},
 ]
 
-#: In the namespace of the program that acted on Machines before: whether it is still there.
-FOREIGN_NAMESPACE, FOREIGN = "imperator-system", "imperator-controller"
-FOREIGN_RULES: list[Object] = [
-    {"apiGroups": ["apps"], "resources": ["deployments"], "resourceNames": [FOREIGN], "verbs": ["get"]},
+#: About the controller that acts on Machines elsewhere: whether it is there; and once it is gone, its hooks are removed.
+OTHER_CLUSTER_RULES: list[Object] = [
+    {"apiGroups": ["apps"], "resources": ["deployments"], "resourceNames": [OTHER_CONTROLLER], "verbs": ["get"]},
+    {"apiGroups": ["admissionregistration.k8s.io"], "resources": _HOOKS, "resourceNames": list(OTHER_HOOKS), "verbs": ["get", "delete"]},
+]  # fmt: skip
+#: In the namespace of that controller, where it exists: its reservations are replaced.
+OTHER_RULES: list[Object] = [
+    {"apiGroups": ["apps"], "resources": ["statefulsets"], "verbs": ["list", "delete"]},
+    {"apiGroups": [""], "resources": ["services"], "verbs": ["list", "delete"]},
+    {"apiGroups": [""], "resources": ["pods"], "verbs": ["delete"]},
 ]
 
 
-def _object(api: str, kind: str, name: str, *, namespaced: bool = False, **rest: Any) -> Object:
+def _object(api: str, kind: str, name: str, *, namespace: str = "", **rest: Any) -> Object:
     metadata: Object = {"name": name, "labels": dict(_LABELS)}
-    if namespaced:
-        metadata["namespace"] = NAMESPACE
+    if namespace:
+        metadata["namespace"] = namespace
     return {"apiVersion": api, "kind": kind, "metadata": metadata, **rest}
 
 
-def _binding(kind: str, role: str, *, namespaced: bool) -> Object:
+def _binding(kind: str, role: str, *, namespace: str = "") -> Object:
     subject = {"kind": "ServiceAccount", "name": NAME, "namespace": NAMESPACE}
     reference = {"apiGroup": _RBAC, "kind": role, "name": NAME}
-    return _object(f"{_RBAC}/v1", kind, NAME, namespaced=namespaced, roleRef=reference, subjects=[subject])
+    return _object(f"{_RBAC}/v1", kind, NAME, namespace=namespace, roleRef=reference, subjects=[subject])
 
 
 def rights() -> list[Object]:
-    rules = [*RULES, *FOREIGN_RULES]
+    rules = [*RULES, *OTHER_CLUSTER_RULES]
     return [
         _object("v1", "Namespace", NAMESPACE),
-        _object("v1", "ServiceAccount", NAME, namespaced=True),
+        _object("v1", "ServiceAccount", NAME, namespace=NAMESPACE),
         _object(f"{_RBAC}/v1", "ClusterRole", NAME, rules=rules),
-        _binding("ClusterRoleBinding", "ClusterRole", namespaced=False),
-        _object(f"{_RBAC}/v1", "Role", NAME, namespaced=True, rules=OWN_RULES),
-        _binding("RoleBinding", "Role", namespaced=True),
-        _object("v1", "Secret", SECRET, namespaced=True, type="Opaque"),
+        _binding("ClusterRoleBinding", "ClusterRole"),
+        _object(f"{_RBAC}/v1", "Role", NAME, namespace=NAMESPACE, rules=OWN_RULES),
+        _binding("RoleBinding", "Role", namespace=NAMESPACE),
+        _object("v1", "Secret", SECRET, namespace=NAMESPACE, type="Opaque"),
+    ]
+
+
+def takeover_rights() -> list[Object]:
+    """Returns the rights in the namespace of another controller."""
+    return [
+        _object(f"{_RBAC}/v1", "Role", NAME, namespace=OTHER_NAMESPACE, rules=OTHER_RULES),
+        _binding("RoleBinding", "Role", namespace=OTHER_NAMESPACE),
     ]
 
 
 def service() -> Object:
     ports = [{"name": "hooks", "port": 443, "targetPort": "hooks"}]
     spec = {"selector": {"app.kubernetes.io/name": NAME}, "ports": ports}
-    return _object("v1", "Service", NAME, namespaced=True, spec=spec)
+    return _object("v1", "Service", NAME, namespace=NAMESPACE, spec=spec)
 
 
 def deployment(image: str = IMAGE, replicas: int = 2) -> Object:
@@ -130,7 +144,7 @@ def deployment(image: str = IMAGE, replicas: int = 2) -> Object:
     template = {"metadata": {"labels": dict(_LABELS)}, "spec": spec}
     selector = {"matchLabels": {"app.kubernetes.io/name": NAME}}
     body = {"replicas": replicas, "selector": selector, "template": template}
-    return _object("apps/v1", "Deployment", NAME, namespaced=True, spec=body)
+    return _object("apps/v1", "Deployment", NAME, namespace=NAMESPACE, spec=body)
 
 
 def hooks() -> list[Object]:
@@ -154,6 +168,8 @@ def files() -> dict[str, str]:
         "rights.yaml": dumped(*rights()),
         "deployment.yaml": dumped(service(), deployment()),
         "hooks.yaml": dumped(*hooks()),
+        # Only where that namespace exists; no part of the kustomization.
+        "takeover.yaml": dumped(*takeover_rights()),
         "kustomization.yaml": dumped(kustomization),
     }
 

@@ -39,16 +39,17 @@ from moorage.web import listener_of
 
 from . import certificates, hook_configurations
 from .hooks import Hooks
-from .install_manifests import FOREIGN, FOREIGN_NAMESPACE, LEASE, SECRET
+from .install_manifests import LEASE, SECRET
 from .mesh_documents import write_documents
 from .mesh_sync import MeshSync
+from .other_controller import OtherController
 from .requests import Requests, collection
 
 log = structlog.get_logger("machines")
 #: Seconds that changes are gathered before the next plan.
 GATHER = 0.01
-#: Seconds between looks at the certificate, and at whether another controller acts on Machines.
-CERTIFICATE_INTERVAL, FOREIGN_INTERVAL = 5.0, 10.0
+#: Seconds between looks at the certificate.
+CERTIFICATE_INTERVAL = 5.0
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 
@@ -98,6 +99,7 @@ class MachinesWorker:
         self._url = own if url is None else url
         self._identity = f"{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}"
         self._state = ClusterMachines(image)
+        self._other = OtherController(api, self._state, self._note_change, lambda: self._leading)
         self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._keys: certificates.Keys | None = None
         self._served: certificates.Pair | None = None
@@ -116,6 +118,9 @@ class MachinesWorker:
             process_health.connected = lambda: True
             process_health.health = self._health
             process_health.add_values(self._metrics)
+
+    def _note_change(self) -> None:
+        self._changed.set()
 
     def _health(self) -> dict[str, Any]:
         missing = [] if self._hooks is not None else ["the API server"]
@@ -143,6 +148,7 @@ class MachinesWorker:
     async def run(self) -> None:
         user = await self._user()
         await self._read_keys()
+        await self._other.look()
         hooks = Hooks(self._state, user, self._list_groups)
         runner = web.ServerRunner(hooks.server())
         try:
@@ -160,6 +166,7 @@ class MachinesWorker:
                 await web.SockSite(runner, self._socket, ssl_context=self._tls).start()
                 self._hooks = hooks
                 tasks.create_task(self._watch_keys())
+                tasks.create_task(self._other.run())
                 tasks.create_task(self._announce_ready())
                 elector = LeaderElector(self.api, NAMESPACE, LEASE, self._identity)
                 tasks.create_task(elector.run(self._lead))
@@ -368,11 +375,10 @@ class MachinesWorker:
                 self._requests = Requests(self.api, term, self._identity, self._done, spawn)
                 self._leading = True
                 self._state.start_term()
-                await self._look_for_foreign()
+                await self._other.look()
                 async for attempt in until_done((ApiError, Unreachable), first=0.2):
                     with attempt:
                         await self._write_hooks()
-                spawn(self._watch_foreign())
                 spawn(self._run_sync(term))
                 await self._act()
         finally:
@@ -418,21 +424,6 @@ class MachinesWorker:
         self._state.forget_versions_of_pods()
         for pod in (found or {}).get("items") or ():
             self._state.put_pod(pod)
-
-    async def _look_for_foreign(self) -> None:
-        path = f"/apis/apps/v1/namespaces/{FOREIGN_NAMESPACE}/deployments/{FOREIGN}"
-        try:
-            found = await self.api.get(path)
-        except (ApiError, Unreachable) as error:
-            log.warning("cannot tell whether another controller acts on Machines", error=str(error))
-            return
-        self._state.set_other_controller(f"Deployment {FOREIGN_NAMESPACE}/{FOREIGN}" if found is not None else "")
-        self._changed.set()
-
-    async def _watch_foreign(self) -> None:
-        while True:
-            await asyncio.sleep(FOREIGN_INTERVAL)
-            await self._look_for_foreign()
 
 
 def _other_place(wanted: dict[str, Any], found: dict[str, Any]) -> bool:

@@ -15,20 +15,29 @@ import msgspec
 
 from moorage.model.machines import Condition, Grant, Machine, PoolNode, Reservation, WaitingReason
 from moorage.model.problems import Violation
-from moorage.parsing import parse_amount
 from moorage.podspec import CLAIM
 
 from . import status
 from .documents import Surroundings, read
-from .effects import Effect, machine_event, pod_event
+from .effects import Effect, pod_event
 from .guest_nodes import PodOnNode, Shape, without_conflict
 from .handover import Guest, Handover, NodesFor, Opening, Plan, Situation, Stored, StoredGrant, TypeCounts
 from .injection import MachineGroup, machine_type_of
 from .layout import NodeRoom, Slots, lay_out
 from .names import GRANTS, MACHINE_GROUP, NAMESPACE, OTHER_NAMESPACE, SLOT_GATE, SLOTS, machine_key, object_name
-from .node_marks import Marks, NodeView, condition, marked_for, marks, node_patch
+from .node_marks import Marks, NodeView, condition, marked_for, marks, node_patch, node_view
 from .objects import IMAGE, difference, node_pool, service, stateful_set
-from .pods import guest, has_role_of_guest, is_over, labels_of, left_over, opening_patch, pin_patch, reservation, was_let_in
+from .pods import (
+    guest,
+    has_role_of_guest,
+    is_over,
+    labels_of,
+    left_over,
+    opening_patch,
+    pin_patch,
+    reservation,
+    was_let_in,
+)
 from .sizes import sizes
 from .takeover import LeftOver, removal, taken_over_patch, without_finalizer
 
@@ -650,17 +659,20 @@ class ClusterMachines:
             self._later[("Group", "", group.machine.group)] = plan.next
         writing = {effect.key for effect in effects}
         effects += [e for e in self._handover_effects(group, plan, stored_slots, now) if e.key not in writing]
-        effects += self._takeover_effects(group, plan, now)
+        effects += self._takeover_effects(group, plan, slots, now)
         effects += self._waiting_events(group, usable, now, times)
         effects += self._status_effects(group, machine, slots, states, usable, now, times)
         return effects
 
-    def _takeover_effects(self, group: _Group, plan: Plan, now: float) -> list[Effect]:
+    def _takeover_effects(self, group: _Group, plan: Plan, slots: Slots, now: float) -> list[Effect]:
         """Removes what another controller left of a group, and lets its guests be known as guests."""
         name = group.machine.group
-        effects = self.left_over.removals(name)
-        if not self.left_over.has_sets(name):
-            effects += [removal(pod) for pod in plan.replaced]
+        effects: list[Effect] = []
+        # Until slots are laid out there is nothing that could replace what it holds.
+        if any(slots.values()) or not any(group.handover.maximum.values()):
+            effects += self.left_over.removals(name)
+            if not self.left_over.has_sets(name):
+                effects += [removal(pod) for pod in plan.replaced]
         for pod in self.left_over.pods_of(name):
             order = self.orders.get(machine_key(name, pod.type))
             if pod.bound and not (pod.claim or pod.deleting) and order is not None and order.claim:
@@ -990,27 +1002,6 @@ def _changeable(kind: str, obj: Object) -> Object:
         fixed = ("selector", "serviceName", "podManagementPolicy")
         return {**obj, "spec": {k: v for k, v in obj["spec"].items() if k not in fixed}}
     return obj
-
-
-def node_view(node: Object) -> NodeView:
-    meta, spec, state = node["metadata"], node.get("spec") or {}, node.get("status") or {}
-    allocatable = {}
-    for name, quantity in (state.get("allocatable") or {}).items():
-        try:
-            allocatable[name] = parse_amount(name, str(quantity), False)
-        except ValueError:
-            continue
-    return NodeView(
-        name=meta["name"],
-        uid=str(meta.get("uid", "")),
-        version=str(meta.get("resourceVersion", "")),
-        labels=meta.get("labels") or {},
-        annotations=meta.get("annotations") or {},
-        taints=spec.get("taints") or [],
-        conditions={c.get("type", ""): c.get("status", "") for c in state.get("conditions") or ()},
-        unschedulable=bool(spec.get("unschedulable")),
-        allocatable=allocatable,
-    )
 
 
 def group_names(objects: Iterable[Object]) -> set[str]:

@@ -669,11 +669,12 @@ class _Planner:
             return True
         if self._has_room(pod.type, pod.node):
             return False  # the next one comes there first
-        have = sum(p.type == pod.type and p.node == pod.node for p in self.h.reservations.values())
-        holders = Counter(self.on.get(pod.node, Counter()))
-        left = sum(p.type == pod.type and p.node == pod.node for p in self.s.left_over)
-        if self.h.taken(holders, pod.type) + have + left > self.s.slots.get(pod.type, {}).get(pod.node, 0):
+        if any(grant.node == pod.node and not self.h.guests[uid].bound for g in self.grants.values() for uid, grant in g.items()):  # fmt: skip
             return True
+        own = [p for p in self.h.reservations.values() if p.type == pod.type]
+        if sum(p.bound and not p.deleting for p in own) >= self.replicas[pod.type]:
+            return True
+        have = sum(p.node == pod.node for p in own)
         if waiting[pod.type] and self._wanted_on(pod.type).get(pod.node, 0) > have and pod.node in self.s.usable:
             waiting[pod.type] -= 1
             return True

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from moorage.model.machines import Condition, Machine, PoolNode
+from moorage.parsing import parse_amount
 
 from .names import DOMAIN, MACHINE_GROUP, NODE_MARKS, NODE_POOL, NODE_POOL_ALIAS, type_key
 from .objects import types_on
@@ -41,6 +42,27 @@ class NodeView(NamedTuple):
             and not self.unschedulable
             and not any(taint.get("key") in _UNHEALTHY for taint in self.taints)
         )
+
+
+def node_view(node: Mapping[str, Any]) -> NodeView:
+    meta, spec, state = node["metadata"], node.get("spec") or {}, node.get("status") or {}
+    allocatable = {}
+    for name, quantity in (state.get("allocatable") or {}).items():
+        try:
+            allocatable[name] = parse_amount(name, str(quantity), False)
+        except ValueError:
+            continue
+    return NodeView(
+        name=meta["name"],
+        uid=str(meta.get("uid", "")),
+        version=str(meta.get("resourceVersion", "")),
+        labels=meta.get("labels") or {},
+        annotations=meta.get("annotations") or {},
+        taints=spec.get("taints") or [],
+        conditions={c.get("type", ""): c.get("status", "") for c in state.get("conditions") or ()},
+        unschedulable=bool(spec.get("unschedulable")),
+        allocatable=allocatable,
+    )
 
 
 class Recorded(msgspec.Struct, kw_only=True, omit_defaults=True):

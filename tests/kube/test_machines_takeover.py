@@ -1,0 +1,266 @@
+"""Upgrade from objects as the existing program leaves them: a real API server has its definitions, hooks, Machines, Nodes, reservations and
+guests; while it is there nothing of them is touched, and once it is gone they are taken over slot by slot."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+
+from moorage.machine_groups.names import (
+    DOMAIN,
+    GROUP_VERSION,
+    MACHINE_GROUP,
+    MACHINE_TYPE,
+    NAMESPACE,
+    NODE_MARKS,
+    NODE_POOL,
+    OTHER_CONTROLLER,
+    OTHER_FINALIZER,
+    OTHER_HOOKS,
+    OTHER_NAMESPACE,
+    POD_ROLE,
+    SLOT_OF,
+)
+from moorage.machines.install import install
+from moorage_testkit.control_plane import ControlPlane
+from moorage_testkit.machine_cluster import MachineCluster, MachinesProcess, Refused
+
+from .conftest import settled
+
+Object = dict[str, Any]
+TEAM, NODES = "team", ["m0", "m1"]
+CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+HOOKS = "/apis/admissionregistration.k8s.io/v1"
+DEPLOYMENTS = f"/apis/apps/v1/namespaces/{OTHER_NAMESPACE}/deployments"
+LABELS = {MACHINE_GROUP: "g", MACHINE_TYPE: "a"}
+TYPE_LABEL = f"{DOMAIN}a"
+GPU = "nvidia.com/gpu"
+
+
+def definition(kind: str, singular: str) -> Object:
+    """Returns a definition of the names that the existing program has."""
+    fields: Object = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    schema: Object = {"type": "object", "properties": {"spec": fields, "status": fields}}
+    version = {"name": "v1alpha1", "served": True, "storage": True, "subresources": {"status": {}}}
+    names = {"kind": kind, "listKind": f"{kind}List", "plural": f"{singular}s", "singular": singular}
+    group = DOMAIN.rstrip("/")
+    spec = {"group": group, "scope": "Cluster", "names": names, "versions": [version | {"schema": {"openAPIV3Schema": schema}}]}  # fmt: skip
+    return {"metadata": {"name": f"{singular}s.{group}"}, "spec": spec}
+
+
+def pod_spec() -> Object:
+    """Returns what it injects into a Pod."""
+    required = [{"key": TYPE_LABEL, "operator": "In", "values": ["g"]}, {"key": NODE_POOL, "operator": "In", "values": ["ready"]}]  # fmt: skip
+    terms = {"nodeSelectorTerms": [{"matchExpressions": required}]}
+    amounts = {"cpu": "2", "memory": "1Gi", GPU: "1"}
+    return {
+        "tolerations": [
+            {"key": TYPE_LABEL, "effect": "NoSchedule", "operator": "Equal", "value": "g"},
+            {"key": NODE_POOL, "effect": "NoSchedule", "operator": "Equal", "value": "ready"},
+        ],
+        "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}},
+        "containers": [{"name": "sleeper", "image": "x", "resources": {"requests": amounts, "limits": amounts}}],
+    }
+
+
+def leave_behind(cluster: MachineCluster) -> None:
+    """Makes everything that the existing program makes: a Machine of 4 slots on 2 Nodes, 2 of them used."""
+    cluster.namespace(OTHER_NAMESPACE, label=None)
+    for kind, singular in (("Machine", "machine"), ("MachineNodePool", "machinenodepool")):
+        cluster.call("POST", CRDS, definition(kind, singular))
+    size = {"cpu": "2", "memory": "1Gi", "gpu": {"type": GPU, "num": "1", "family": "ampere"}}  # as its hook writes it
+    pool = [{"name": name, "mode": "ready", "taint": True, "machineType": [{"name": "a"}]} for name in NODES]
+    machine = {
+        "apiVersion": GROUP_VERSION,
+        "kind": "Machine",
+        "metadata": {"name": "g", "labels": {MACHINE_GROUP: "g"}},
+    }
+    machine["spec"] = {"nodePool": pool, "machineTypes": [{"name": "a", "spec": size, "available": 4}]}
+    uid = cluster.call("POST", f"/apis/{GROUP_VERSION}/machines", machine)["metadata"]["uid"]
+    owner = {"apiVersion": GROUP_VERSION, "kind": "Machine", "name": "g", "uid": uid, "controller": True, "blockOwnerDeletion": True}  # fmt: skip
+    meta = {"name": "g-node-pool", "labels": {MACHINE_GROUP: "g"}, "ownerReferences": [owner], "finalizers": [OTHER_FINALIZER]}  # fmt: skip
+    spec: Object = {"machineGroupName": "g", "nodePool": pool, "machineTypeStock": [{"name": "a"}, {"name": "removed"}]}
+    stored = {"apiVersion": GROUP_VERSION, "kind": "MachineNodePool", "metadata": meta, "spec": spec}
+    cluster.call("POST", f"/apis/{GROUP_VERSION}/machinenodepools", stored)
+    status = {"status": {"nodePool": [{"name": name, "condition": "Healthy"} for name in NODES]}}
+    cluster.patch(f"/apis/{GROUP_VERSION}/machinenodepools/g-node-pool/status", status)
+    for name in NODES:
+        taints = [{"key": TYPE_LABEL, "value": "g", "effect": "NoSchedule"}, {"key": NODE_POOL, "value": "ready", "effect": "NoSchedule"}]  # fmt: skip
+        labels = {TYPE_LABEL: "g", NODE_POOL: "ready", f"{GPU}.family": "ampere"}
+        body = {"metadata": {"labels": labels, "annotations": {MACHINE_GROUP: "g"}}, "spec": {"taints": taints}}
+        cluster.patch(f"/api/v1/nodes/{name}", body)
+    cluster.patch("/api/v1/nodes/lost", {"metadata": {"labels": {TYPE_LABEL: "g", NODE_POOL: "not-ready"}, "annotations": {MACHINE_GROUP: "g"}}})  # fmt: skip
+    marks = {**LABELS, POD_ROLE: "reservation"}
+    meta = {"name": "g-a", "labels": marks, "ownerReferences": [owner]}
+    template = {"metadata": {"labels": marks}, "spec": pod_spec()}
+    reserved = {"selector": {"matchLabels": marks}, "serviceName": "g-a", "replicas": 2, "template": template}
+    guests = {**LABELS, POD_ROLE: "guest"}
+    for name in ("one", "two"):
+        cluster.pod(TEAM, name, guests, **pod_spec())
+    cluster.call(
+        "POST", f"/apis/apps/v1/namespaces/{OTHER_NAMESPACE}/statefulsets", {"metadata": meta, "spec": reserved}
+    )
+    service = {"selector": marks, "ports": [{"port": 80}]}
+    cluster.call("POST", f"/api/v1/namespaces/{OTHER_NAMESPACE}/services", {"metadata": meta, "spec": service})
+    selector = {"matchLabels": {"app": "imperator"}}
+    container = {"metadata": {"labels": {"app": "imperator"}}, "spec": {"containers": [{"name": "c", "image": "x"}]}}
+    deployment = {"replicas": 0, "selector": selector, "template": container}
+    cluster.call("POST", DEPLOYMENTS, {"metadata": {"name": OTHER_CONTROLLER}, "spec": deployment})
+
+
+def leave_hooks(cluster: MachineCluster) -> None:
+    """Makes its hooks, which nobody answers any more."""
+    rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE", "UPDATE"], "resources": ["pods"]}
+    for kind, name in zip(("mutating", "validating"), OTHER_HOOKS, strict=True):
+        hook = {
+            "name": "pod.imperator.tenzen-y.io",
+            "clientConfig": {"url": "https://127.0.0.1:9/"},
+            "rules": [rule],
+            "failurePolicy": "Fail",
+            "sideEffects": "None",
+            "admissionReviewVersions": ["v1"],
+            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": TEAM}},
+        }
+        cluster.call("POST", f"{HOOKS}/{kind}webhookconfigurations", {"metadata": {"name": name}, "webhooks": [hook]})
+
+
+@pytest.fixture
+def cluster() -> Iterator[MachineCluster]:
+    with ControlPlane("takeover") as plane:
+        for name in [*NODES, "lost"]:
+            plane.node(name, allocatable={"cpu": "4", "memory": "32Gi", GPU: "2"})
+        found = MachineCluster(plane)
+        found.namespace(TEAM)
+        yield found
+
+
+class Places:
+    """Counts all the time how many Pods each Node has."""
+
+    def __init__(self, cluster: MachineCluster) -> None:
+        self._cluster = cluster
+        self.fewest = dict.fromkeys(NODES, 2)
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def _watch(self) -> None:
+        while not self._stopped.wait(0.05):
+            pods = self._cluster.call("GET", "/api/v1/pods")["items"]
+            for name in NODES:
+                there = sum(pod["spec"].get("nodeName") == name for pod in pods)
+                self.fewest[name] = min(self.fewest[name], there)
+
+    def __enter__(self) -> Places:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+        self._thread.join(30)
+
+
+def versions(cluster: MachineCluster) -> dict[str, str]:
+    """Returns the generations of what must not be touched while the other controller is there."""
+    paths = ["/api/v1/nodes", f"/apis/{GROUP_VERSION}/machinenodepools", f"/apis/{GROUP_VERSION}/machines"]
+    paths += [f"/apis/apps/v1/namespaces/{OTHER_NAMESPACE}/statefulsets"]
+    found = {}
+    for path in paths:
+        for obj in cluster.call("GET", path)["items"]:
+            meta = obj["metadata"]
+            found[meta["uid"]] = str([meta.get(k) for k in ("labels", "annotations", "finalizers", "generation")])
+    return found
+
+
+def new_guest(cluster: MachineCluster, name: str) -> bool:
+    try:
+        cluster.pod(TEAM, name, LABELS)
+    except Refused:
+        return False
+    return True
+
+
+async def usage(cluster: MachineCluster, process: MachinesProcess, *wanted: int) -> None:
+    try:
+        await settled(lambda: cluster.usage("g").get("a") == wanted, 60)
+    except AssertionError:
+        pods = [
+            (
+                p["metadata"]["name"],
+                p["spec"].get("nodeName"),
+                p["spec"].get("schedulingGates"),
+                p["status"].get("conditions"),
+            )
+            for p in cluster.call("GET", "/api/v1/pods")["items"]
+        ]
+        text = f"usage is {cluster.usage('g')}, not {wanted}: {pods}\n{process.log.read_text()[-3000:]}"
+        raise AssertionError(text) from None
+
+
+async def test_upgrade_from_objects_as_the_existing_program_leaves_them(cluster: MachineCluster) -> None:
+    leave_behind(cluster)
+    old = f"{MACHINE_GROUP}=g,{POD_ROLE}=reservation"
+    await settled(lambda: len(cluster.bound(OTHER_NAMESPACE, old)) == 2 and len(cluster.bound(TEAM)) == 2, 40)
+    running = {pod["metadata"]["uid"] for pod in cluster.pods(TEAM)}
+    await cluster.install(lambda api: install(api, "moorage", 2, lambda _text: None, deploy=False))
+    before = versions(cluster)
+    process = MachinesProcess(cluster)
+    try:
+        await settled(process.is_ready, 40, "it is ready")
+
+        def reason() -> str:
+            conditions = (cluster.get_machine("g").get("status") or {}).get("conditions") or [{}]
+            return str(conditions[0].get("reason"))
+
+        await settled(lambda: reason() == "OtherControllerActive", 30)
+        # What the other one lets in stays as it lets it in.
+        late = cluster.pod(TEAM, "late", {**LABELS, POD_ROLE: "guest"}, **pod_spec())
+        assert "schedulingGates" not in late["spec"] and SLOT_OF not in str(late["metadata"])
+        assert versions(cluster) == before
+        assert cluster.find(f"/apis/apps/v1/namespaces/{NAMESPACE}/statefulsets/a-g") is None
+
+        leave_hooks(cluster)
+        with pytest.raises(Refused):
+            cluster.pod(TEAM, "refused", LABELS)
+        with Places(cluster) as places:
+            cluster.delete(f"{DEPLOYMENTS}/{OTHER_CONTROLLER}")
+            # Nobody gave slots out yet, so that its reservations hold the places.
+            await settled(lambda: reason() == "TakingOver", 30)
+            assert len(cluster.bound(OTHER_NAMESPACE, old)) == 2
+            machine = f"/apis/{GROUP_VERSION}/machines/g"
+            types = cluster.call("GET", machine)["spec"]["machineTypes"]
+            cluster.patch(machine, {"spec": {"machineTypes": [types[0] | {"offlineSlots": 4}]}})
+            await usage(cluster, process, 4, 1, 3, 0)
+            await settled(lambda: not cluster.pods(OTHER_NAMESPACE, old), 30, "its reservations are gone")
+        assert min(places.fewest.values()) >= 1, "one place of a Node is open at a time"
+        assert running < {pod["metadata"]["uid"] for pod in cluster.pods(TEAM)}, "no running guest stops"
+        assert all(SLOT_OF in pod["metadata"]["annotations"] for pod in cluster.pods(TEAM))
+        for path in (f"/apis/apps/v1/namespaces/{OTHER_NAMESPACE}/statefulsets", f"/api/v1/namespaces/{OTHER_NAMESPACE}/services"):  # fmt: skip
+            await settled(partial(lambda path: not cluster.call("GET", path)["items"], path), 20)
+        for kind, name in zip(("mutating", "validating"), OTHER_HOOKS, strict=True):
+            assert cluster.find(f"{HOOKS}/{kind}webhookconfigurations/{name}") is None
+        pool = f"/apis/{GROUP_VERSION}/machinenodepools/g-node-pool"
+        await settled(lambda: "finalizers" not in cluster.call("GET", pool)["metadata"], 10)
+        found = cluster.call("GET", pool)
+        assert found["spec"]["machineGroup"] == "g" and found["spec"]["machineTypeStock"] == [{"name": "a"}]
+        await settled(
+            lambda: {n["condition"] for n in cluster.call("GET", pool)["status"]["nodePool"]} == {"Ready"}, 10
+        )
+        for name in NODES:
+            assert NODE_MARKS in cluster.call("GET", f"/api/v1/nodes/{name}")["metadata"]["annotations"]
+        lost = cluster.call("GET", "/api/v1/nodes/lost")["metadata"]
+        assert NODE_POOL not in lost["labels"] and TYPE_LABEL not in lost["labels"]
+        await settled(lambda: reason() == "Reconciled", 10)
+
+        # It goes on like any other Machine.
+        await settled(partial(new_guest, cluster, "new"), 20, "hooks let guests in")
+        await usage(cluster, process, 4, 0, 4, 0)
+        cluster.delete(f"/apis/{GROUP_VERSION}/machines/g")
+        await settled(lambda: cluster.find(pool) is None, 30, "nothing waits for a finalizer")
+        await asyncio.to_thread(lambda: [cluster.delete_pod(TEAM, p["metadata"]["name"]) for p in cluster.pods(TEAM)])
+    finally:
+        process.remove()
