@@ -21,7 +21,10 @@ from moorage.model.claims import (
     Withdrawal,
 )
 from moorage.model.machine_slots import GrantedSlot, ReservedSlots, machine_of, reservation_claim, slot_resource
+from moorage.model.machines import Machine, MachineType, TypeSpec
 from moorage.model.slots import Slot
+from moorage.slots.core.layout import NodeKey
+from moorage.slots.core.planner import FleetRoom
 from moorage_testkit.fleets import node, writer_of
 
 CLUSTER, MACHINE = "lab/one", "general/large"
@@ -123,6 +126,23 @@ class World:
     def reload(self) -> None:
         self.ledger = Ledger.decode(self.ledger.encode())
         self.capacity.reload(self.ledger)
+
+
+def test_pods_of_a_controller_before_are_room_for_the_slots_that_replace_them() -> None:
+    """They carry the claim of a reservation that is not in the ledger yet."""
+    w = World()
+    w.pods = {f"old-{i}": (f"n-{i % 2}", RESERVATION) for i in range(8)}
+    w.report()
+    kind = MachineType(name="large", spec=TypeSpec(cpu="2", memory="1Gi"), available=8)
+    room = FleetRoom(w.writer.fleet, w.ledger, Machine(name="m", group="general", types=(kind,)))
+    assert w.free("n-0") == 0 and room.free(NodeKey(CLUSTER, "n-0"), "cpu") == 8000
+    assert w.reserve(reserved(n_0=4, n_1=4))
+    # One of them leaves, and a reservation comes in its place: nothing moves.
+    room = FleetRoom(w.writer.fleet, w.ledger, Machine(name="m", group="general", types=(kind,)))
+    assert w.free("n-0") == 0 and room.free(NodeKey(CLUSTER, "n-0"), "cpu") == 8000
+    del w.pods["old-0"]
+    w.report()
+    assert w.free("n-0") == 0
 
 
 def test_a_reservation_takes_its_room_and_offers_slots() -> None:

@@ -42,7 +42,7 @@ def lay_out_over_clusters(
             state = clusters.get(cluster, ClusterMachines(cluster))
             used.setdefault(kind.name, {}).update(Planner(fleet, ledger, state, now).used(key))
     nodes = [_pooled(stored, number, clusters, fleet, now) for number in range(len(machine.node_pool))]
-    layouts = lay_out(machine, nodes, held, used, FleetRoom(fleet, ledger, machine.group))
+    layouts = lay_out(machine, nodes, held, used, FleetRoom(fleet, ledger, machine))
     windows: dict[str, dict[str, NodeCounts]] = {}
     for kind in machine.types:
         layout = layouts.get(kind.name)

@@ -51,10 +51,19 @@ class Answer:
 
 
 class FleetRoom:
-    """What nodes have beside the slots of one Machine."""
+    """What nodes have beside the slots of one Machine, and beside pods that count to them: those of a controller that was there before
+    do so before the slots are reserved."""
 
-    def __init__(self, fleet: Fleet, ledger: Ledger, group: str) -> None:
-        self._fleet, self._ledger, self._group = fleet, ledger, f"{group}/"
+    def __init__(self, fleet: Fleet, ledger: Ledger, machine: Machine) -> None:
+        self._fleet, self._ledger, self._group = fleet, ledger, f"{machine.group}/"
+        self._sizes = {
+            f"{machine.group}/{name}": {**size.amounts, "pods": 1}
+            for name, size in sizes(machine).items()
+            if not size.parent
+        }
+        self._own: dict[
+            str, list[tuple[Mapping[str, int], dict[str, int]]]
+        ] = {}  # cluster → sizes, each with counts by node
 
     def row(self, node: NodeKey) -> int | None:
         cid = self._fleet.ids.get(node.cluster)
@@ -62,13 +71,25 @@ class FleetRoom:
 
     def free(self, node: NodeKey, resource: str) -> int:
         row, column = self.row(node), self._fleet.free(resource)
-        own = sum(
-            reserved.size.get(resource, 0) * reserved.slots.get(node.name, 0)
-            for reserved in self._ledger.machines.of_cluster(node.cluster)
-            if reserved.machine.startswith(self._group)
-        )
+        own = sum(size.get(resource, 0) * counts.get(node.name, 0) for size, counts in self._own_in(node.cluster))
         # Slots on a node that is away stay as long as its pool says so.
         return own if row is None or column is None else int(column[row]) + own
+
+    def _own_in(self, cluster: str) -> list[tuple[Mapping[str, int], dict[str, int]]]:
+        """Returns the slots of the Machine in a cluster, or the pods that count to them where these are more."""
+        if cluster not in self._own:
+            cid = self._fleet.ids.get(cluster)
+            held = {
+                r.machine: r for r in self._ledger.machines.of_cluster(cluster) if r.machine.startswith(self._group)
+            }
+            found = self._own[cluster] = []
+            for key in {**self._sizes, **held}:
+                counts = dict(held[key].slots) if key in held else {}
+                live = self._fleet.pods.live(reservation_claim(key, cluster), cid) if cid is not None else {}
+                for name, count in live.items():
+                    counts[name] = max(count, counts.get(name, 0))
+                found.append((held[key].size if key in held else self._sizes[key], counts))
+        return self._own[cluster]
 
     def allocatable(self, node: NodeKey, resource: str) -> int:
         row, column = self.row(node), self._fleet.allocatable(resource)
@@ -118,7 +139,7 @@ class Planner:
             nodes = [self._pooled(machine, number) for number in range(len(machine.node_pool))]
             held = {t.name: self._held(f"{machine.group}/{t.name}") for t in machine.types}
             used = {t.name: self.used(f"{machine.group}/{t.name}") for t in machine.types}
-            layouts = lay_out(machine, nodes, held, used, FleetRoom(self._fleet, self._ledger, machine.group))
+            layouts = lay_out(machine, nodes, held, used, FleetRoom(self._fleet, self._ledger, machine))
             for machine_type in machine.types:
                 layout = layouts.get(machine_type.name)
                 if layout is not None:
