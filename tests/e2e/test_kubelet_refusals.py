@@ -254,8 +254,9 @@ async def test_what_a_kubelet_refuses_moves_to_a_usable_node_at_once(
     await until(lambda: site.nodes(name) == ["b"], 60, "it is decided again")
     await site.phase(name, "Running")
     assert site.nodes(name) == ["b"]
-    refused = site.refused() - before
-    placed = site.times(f"decisions.*.default.{name}.v1.default")
+    refused, subject = site.refused() - before, f"decisions.*.default.{name}.v1.default"
+    await until(lambda: bool(site.times(subject)), 30, "it is an event")
+    placed = site.times(subject)
     sys.stdout.write(f"{kind} {steering}: {refused:g} refused, running {placed[-1] - placed[0]} after it was placed\n")
     # A controller makes the next pod without a pause. A pinned one waits until it has another slot.
     assert refused == 1 or (not steering and refused > 1)
@@ -329,9 +330,16 @@ async def test_the_fourth_pod_waits_and_says_why(site: Site) -> None:
     assert (await site.waits("three", "RelationFails"))["relation"] == "sameSubtree _A,_C"
     site.apply_fleet(fleet(seed={"nodes": [seed()]}))
     await site.phase("three", "Running")
-    placed = site.times("decisions.placed.default.three.v1.default")[0]
-    changed = max(at for at in site.times("fleet.changed.lab.seed") if at < placed)
-    sys.stdout.write(f"placed {(placed - changed).total_seconds():.3f} s after the cores were free\n")
+    took: list[float] = []
+
+    def placed_after() -> bool:
+        placed = site.times("decisions.placed.default.three.v1.default")
+        changed = [at for at in site.times("fleet.changed.lab.seed") if placed and at < placed[0]]
+        took[:] = [(placed[0] - max(changed)).total_seconds()] if changed else []
+        return bool(took)
+
+    await until(placed_after, 30, "both are events")
+    sys.stdout.write(f"placed {took[0]:.3f} s after the cores were free\n")
     site.apply(pair("four"))
     short = await site.waits("four", "PartShort")
     assert (short["group"], short["needed"], short["free"]) == ("_A", "1", "0")

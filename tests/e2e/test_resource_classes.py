@@ -169,11 +169,11 @@ def test_changes_of_the_status_are_told_and_measured(mesh: Mesh) -> None:
 
     try:
         cli(mesh, "fleet", "apply", "-", "--yes", data=fleet(large=3))
-        until(lambda: any(one["data"].get("allocatable") == "4" for one in told()), within=20)
+        until(lambda: any(one["data"].get("allocatable") == "4" for one in told()), within=60)
     finally:
         cli(mesh, "fleet", "apply", "-", "--yes", data=fleet())
-    until(lambda: told()[-1]["data"]["allocatable"] == "5", within=20)
-    until(lambda: 'moorage_class_allocatable{class="nvidia.high.mem"} 5.0' in metrics(mesh), within=20)
+    until(lambda: told()[-1]["data"]["allocatable"] == "5", within=60)
+    until(lambda: 'moorage_class_allocatable{class="nvidia.high.mem"} 5.0' in metrics(mesh), within=60)
 
 
 def metrics(mesh: Mesh) -> str:
@@ -189,12 +189,12 @@ def test_status_follows_strangers_pods_and_nodes(mesh: Mesh) -> None:
     holding = {**POD, "spec": {**POD["spec"], "nodeName": "large"}}  # type: ignore[dict-item]
     try:
         cli(mesh, "fleet", "apply", "-", "--yes", data=fleet(holding))
-        until(lambda: status(mesh, "nvidia.high.mem") == ("5", "1", "4"), within=20)
+        until(lambda: status(mesh, "nvidia.high.mem") == ("5", "1", "4"), within=60)
         cli(mesh, "fleet", "apply", "-", "--yes", data=fleet(large=8))
-        until(lambda: status(mesh, "nvidia.high.mem") == ("9", "0", "9"), within=20)
+        until(lambda: status(mesh, "nvidia.high.mem") == ("9", "0", "9"), within=60)
     finally:
         cli(mesh, "fleet", "apply", "-", "--yes", data=fleet())
-    until(lambda: status(mesh, "nvidia.high.mem") == ("5", "0", "5"), within=20)
+    until(lambda: status(mesh, "nvidia.high.mem") == ("5", "0", "5"), within=60)
 
 
 def test_a_spec_cannot_be_changed(mesh: Mesh) -> None:
@@ -312,12 +312,12 @@ spec:
     assert "devicesource/nvidia" in names and "devicesource/hugepages" in names
     apply(mesh, source)
     try:
-        until(lambda: status(mesh, "nvidia.high.mem") == ("0", "0", "0"), within=20)
+        until(lambda: status(mesh, "nvidia.high.mem") == ("0", "0", "0"), within=60)
         cards = [item["kind"] for item in mesh.http("/v1/parts?cluster=lab/a")["items"]]
         assert cards == ["card", "card"]
     finally:
         cli(mesh, "delete", "devicesource", "nvidia")
-    until(lambda: status(mesh, "nvidia.high.mem") == ("5", "0", "5"), within=20)
+    until(lambda: status(mesh, "nvidia.high.mem") == ("5", "0", "5"), within=60)
     apply(
         mesh,
         "{kind: DeviceQuota, metadata: {name: q}, spec: {projects: [a], devices: [{class: nvidia.high.mem, count: 8}, {class: '*', count: 32}]}}",
@@ -352,7 +352,7 @@ def test_events_tell_of_classes(mesh: Mesh) -> None:
         return {item["subject"] for item in items}
 
     name = "short=2Elived"
-    until(lambda: {f"moorage.events.classes.{one}.{name}" for one in ("created", "deleted")} <= told(), within=10)
+    until(lambda: {f"moorage.events.classes.{one}.{name}" for one in ("created", "deleted")} <= told(), within=60)
 
 
 DEPLOYMENT = """
@@ -392,16 +392,16 @@ def test_an_application_asks_for_a_class_and_gets_what_the_cluster_has(mesh: Mes
         assert {(one["part"], one["need"], one["class"]) for one in devices} == {
             ("large/nvidia.com/gpu", "nvidia.high.mem", GPU)
         }
-        until(lambda: status(mesh, "nvidia.high.mem") == ("5", "4", "1"), within=20)
+        until(lambda: status(mesh, "nvidia.high.mem") == ("5", "4", "1"), within=60)
         (node_item,) = [one for one in mesh.http("/v1/nodes?cluster=lab/a")["items"] if one["name"] == "large"]
         assert node_item["free"][GPU] == "0"
         another = DEPLOYMENT.replace("name: train", "name: second")
         apply(mesh, another)
-        until(lambda: mesh.http("/v1/groups/default/second/v1/default")["phase"] == "Pending", within=20)
+        until(lambda: mesh.http("/v1/groups/default/second/v1/default")["phase"] == "Pending", within=60)
     finally:
         mesh.run("delete", "application", "second")
         mesh.run("delete", "application", "train")
-    until(lambda: status(mesh, "nvidia.high.mem") == ("5", "0", "5"), within=30)
+    until(lambda: status(mesh, "nvidia.high.mem") == ("5", "0", "5"), within=60)
 
 
 def test_applications_are_simulated_with_classes_that_are_not_stored(mesh: Mesh) -> None:
@@ -417,7 +417,7 @@ def test_a_watch_shows_changes_of_the_status(mesh: Mesh) -> None:
     seen = watched(mesh, lambda: cli(mesh, "fleet", "apply", "-", "--yes", data=fleet(large=6)), "7")
     cli(mesh, "fleet", "apply", "-", "--yes", data=fleet())
     assert seen[0].split()[:2] == ["nvidia.high.mem", "5"]
-    until(lambda: status(mesh, "nvidia.high.mem") == ("5", "0", "5"), within=20)
+    until(lambda: status(mesh, "nvidia.high.mem") == ("5", "0", "5"), within=60)
 
 
 def watched(mesh: Mesh, change: Callable[[], object], wanted: str) -> list[str]:
@@ -447,7 +447,7 @@ def test_quotas_and_grants_bound_who_gets_devices(mesh: Mesh) -> None:
         def codes() -> set[str]:
             return {reason["code"] for reason in mesh.http(why).get("reasons", [])}
 
-        until(lambda: "QuotaExceeded" in codes(), within=20)
+        until(lambda: "QuotaExceeded" in codes(), within=60)
         cli(mesh, "delete", "devicequota", "q")
         cli(mesh, "wait", "train", "--for", "phase=Running", "--timeout", "30s")
         apply(mesh, grant)

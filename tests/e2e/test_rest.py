@@ -172,7 +172,7 @@ def test_a_cordoned_cluster_keeps_its_groups(example: Mesh) -> None:
     before = example.http(path)
     assert ask(example, "PATCH", path, b'{"cordoned": true}')[0] == 200
     try:
-        end = time.monotonic() + 5
+        end = time.monotonic() + 40
         while (found := example.http(path))["state"] != "Cordoned":
             assert time.monotonic() < end
         assert found["allocatable"] == before["allocatable"] and found["allocatable"]["cpu"]
@@ -195,7 +195,7 @@ def test_an_intent_outlives_the_controller_of_its_kind(example: Mesh) -> None:
 
     asyncio.run(registers("register"))
     document = {"kind": "ColourIntent", "metadata": {"name": "red"}, "spec": {"group": "nothing-yet"}}
-    end = time.monotonic() + 5
+    end = time.monotonic() + 40
     while ask(example, "POST", "/v1/apply", json.dumps(document).encode())[0] != 200:
         assert time.monotonic() < end  # another store learns of the kind a moment later
     asyncio.run(registers("leave"))
@@ -278,7 +278,7 @@ async def test_an_administrator_reads_rejected_messages(example: Mesh) -> None:
     finally:
         await bus.close()
     items: list[Any] = []
-    end = time.monotonic() + 5
+    end = time.monotonic() + 40
     while sum("of-a-test" in i["data"]["sample"] or "may hold" in i["data"]["sample"] for i in items) < 2:
         assert time.monotonic() < end, items
         items = example.http("/v1/events?follow=false&subject=moorage.rejected.intents")["items"]

@@ -6,7 +6,8 @@ import contextlib
 import http.client
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -218,16 +219,24 @@ async def test_only_a_hash_is_stored(example: Mesh, tokens: dict[str, str]) -> N
         await nc.close()
 
 
+def wait_until(holds: Callable[[], bool], seconds: float = 40) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, f"not within {seconds:g} s"
+        time.sleep(0.05)
+
+
 def test_tokens_survive_a_restart_of_the_gateway(example: Mesh, tokens: dict[str, str]) -> None:
     before = example.pids("gateway")
     example.kill("gateway")
-    for _ in range(400):
+
+    def is_back() -> bool:
         with contextlib.suppress(OSError, http.client.HTTPException):
-            if (
-                ask(example, "GET", "/v1/whoami", token=tokens["reader"])[0] == 200
-                and example.pids("gateway") != before
-            ):
-                break
+            answered = ask(example, "GET", "/v1/whoami", token=tokens["reader"])[0] == 200
+            return answered and example.pids("gateway") != before
+        return False
+
+    wait_until(is_back)
     assert ask(example, "GET", "/v1/whoami", token=tokens["reader"])[2]["name"] == "reader"
 
 
@@ -239,11 +248,14 @@ def test_every_change_is_in_the_audit_log(example: Mesh, tokens: dict[str, str],
     assert ask(example, "POST", "/v1/groups/red/lined/v1/default/terminate", token=token)[0] == 202
     assert ask(example, "POST", "/v1/apply", body(), token="guessed")[0] == 401
     ask(example, "DELETE", "/v1/applications/red/lined")
-    for _ in range(100):
-        items = example.http("/v1/events?follow=false&subject=moorage.events.audit.*.red-writer")["items"]
-        lines = [i["data"] for i in items]
-        if lines and lines[-1]["path"].endswith("/terminate"):
-            break
+    items: list[Any] = []
+
+    def has_all() -> bool:
+        items[:] = example.http("/v1/events?follow=false&subject=moorage.events.audit.*.red-writer")["items"]
+        return bool(items) and items[-1]["data"]["path"].endswith("/terminate")
+
+    wait_until(has_all)
+    lines = [i["data"] for i in items]
     assert [(line["method"], line["outcome"], line["status"]) for line in lines[-3:]] == [
         ("POST", "done", 200),
         ("POST", "refused", 403),
@@ -252,14 +264,23 @@ def test_every_change_is_in_the_audit_log(example: Mesh, tokens: dict[str, str],
     assert lines[-3]["what"] == ["Application red/lined"] and lines[-2]["code"] == "Forbidden"
     assert {"who": "red-writer", "role": "editor", "address": "127.0.0.1"}.items() <= lines[-1].items()
     assert "hunter2" not in json.dumps(items), "never what was in a document"
-    unknown = example.http("/v1/events?follow=false&subject=moorage.events.audit.refused.nobody")["items"]
+    unknown: list[Any] = []
+
+    def is_refused() -> bool:
+        unknown[:] = example.http("/v1/events?follow=false&subject=moorage.events.audit.refused.nobody")["items"]
+        return bool(unknown)
+
+    wait_until(is_refused)
     assert unknown[-1]["data"]["status"] == 401 and "guessed" not in json.dumps(unknown)
-    story = example.http(f"/v1/story/{items[-1]['id']}")["items"]
-    assert any(s["subject"].startswith("moorage.events.intents.terminated.red.lined") for s in story), story
-    story = example.http(f"/v1/story/{items[-3]['id']}")["items"]
-    subjects = [s["subject"].removesuffix(".red.lined.v1.default") for s in story]
-    assert "moorage.events.intents.accepted" in subjects, "what was applied names who applied it"
-    assert "moorage.events.decisions.placed" in subjects, "and so does what became of it"
+
+    def caused(item: dict[str, Any]) -> set[str]:
+        story = example.http(f"/v1/story/{item['id']}")["items"]
+        return {s["subject"].removesuffix(".red.lined.v1.default") for s in story}
+
+    wait_until(lambda: "moorage.events.intents.terminated" in caused(items[-1]))
+    # What was applied names who applied it, and so does what became of it.
+    wanted = {"moorage.events.intents.accepted", "moorage.events.decisions.placed"}
+    wait_until(lambda: wanted <= caused(items[-3]))
 
 
 def test_deletions_name_the_caller_in_the_audit_log(example: Mesh, tokens: dict[str, str]) -> None:
@@ -280,15 +301,14 @@ def test_deletions_name_the_caller_in_the_audit_log(example: Mesh, tokens: dict[
         story = example.http(f"/v1/story/{line[0]['id']}")["items"] if line else []
         return [s["subject"].split(".")[3] for s in story if ".bound." in s["subject"]]
 
+    def is_set_off(path: str, wanted: set[str]) -> bool:
+        return wanted <= set(set_off(path))
+
     for path, wanted in (
         ("/v1/intents/PlacementIntent/red/aside", {"updated"}),
         ("/v1/applications/red/bound", {"terminated", "deleted"}),
     ):
-        for _ in range(200):
-            if wanted <= set(set_off(path)):
-                break
-            time.sleep(0.05)
-        assert wanted <= set(set_off(path)), path
+        wait_until(partial(is_set_off, path, wanted))
 
 
 @contextlib.contextmanager

@@ -284,7 +284,7 @@ def test_a_revoked_agent_loses_access_within_two_seconds(mesh: Mesh, tmp_path: P
         )
         started = time.monotonic()
         await asyncio.to_thread(ask, StateDirectory(mesh.state), "revoke", "lab/other")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             await cut_off.wait()
         took = time.monotonic() - started
         await nc.close()

@@ -159,7 +159,7 @@ async def test_a_temporary_403_loses_nothing(server: ScriptedServer, seen: Seen)
     """A server that has just started answers 403 until it has read its rules."""
     server.fault = lambda request: "403"
     server.cut()
-    await until(lambda: bool(seen.reflector.absent), 5)
+    await until(lambda: bool(seen.reflector.absent), 40)
     assert "a" in seen.names
     server.fault = lambda request: ""
     await server.put(NODES, "b")

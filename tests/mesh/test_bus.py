@@ -251,7 +251,7 @@ async def test_the_next_lease_holder_has_a_higher_generation(nats: NatsServer, b
     assert first.generation > 0
     before = first.generation
     await first.release()
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(5):
         await waiting
     assert second.generation > before
     await second.release()

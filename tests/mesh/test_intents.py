@@ -308,7 +308,7 @@ async def test_a_restarted_store_completes_interrupted_writes(mesh: Mesh) -> Non
     # As if the store had died between its two writes: the intent is stored, but not resolved into the group.
     await mesh.bus.bucket("moorage-documents").put("HpaIntent.default.more", msgspec.json.encode(hpa()))
     await mesh.start()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while (record := await mesh.the_record()).revision == 1:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
     assert list(record.intents) == ["HpaIntent/more"]

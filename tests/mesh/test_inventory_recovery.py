@@ -35,7 +35,7 @@ async def test_an_emptied_redis_is_written_again(inventories: InventoryHarness, 
     await client.flushall()
     await inventories.report("lab/c3", "s3", nodes=nodes(1, cpu="16"))
     await until(lambda: free(fleet, "lab/c3", "n-0") == 16000)
-    end = time.monotonic() + 2
+    end = time.monotonic() + 5
     late = await inventories.follow()
     assert time.monotonic() < end, "whole again within one report period"
     assert content(late) == content(fleet)
@@ -90,7 +90,7 @@ async def test_a_redis_with_older_data_is_written_again(inventories: InventoryHa
             await store.close()
         return free(late, "lab/a", "n-0") == 16000
 
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while not await loaded():  # noqa: ASYNC110 - Redis announces nothing
             await asyncio.sleep(0.05)
     await inventories.report("lab/a", "s", nodes=nodes(1, cpu="8"))

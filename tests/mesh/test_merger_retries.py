@@ -56,7 +56,7 @@ async def test_a_withdrawal_by_another_task_is_not_repeated(open_mergers: OpenMe
         decider.withdraw = both
         for name in "ab":
             await s.store(revision(name), "Terminated")  # no hint is sent
-        await until(lambda: not s.ledger.standing, 5)
+        await until(lambda: not s.ledger.standing, 40)
         await asyncio.sleep(0.2)
         assert not s.buses[0].closed.is_set()
 
@@ -254,7 +254,7 @@ async def test_displaced_pods_are_claimed_where_they_run(open_mergers: OpenMerge
                 found[slot.node] = found.get(slot.node, 0) + slot.count
             return found
 
-        await until(lambda: places() == observed, 5)
+        await until(lambda: places() == observed, 40)
 
 
 async def test_a_controller_that_had_not_seen_the_newest_cluster_is_asked_again(open_mergers: OpenMergers) -> None:

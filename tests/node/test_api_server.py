@@ -99,9 +99,10 @@ async def test_pods_of_the_api_server(stand: Stand, server: Server) -> None:
     # What has ended gives back what it had.
     status = {"phase": "Succeeded"}
     await server.put(PODS, "pod1", metadata={**manifest["metadata"], "uid": uid}, spec=manifest["spec"], status=status)
-    for _ in range(100):
+    for _ in range(800):
         if not await stand.agent.ask("allocations"):
             break
+        await asyncio.sleep(0.05)
     assert await stand.agent.ask("allocations") == []
 
 

@@ -83,7 +83,7 @@ async def test_an_exclusive_set_waits_until_others_have_left_it(stand: Stand) ->
     async def grown() -> bool:
         return stand.runtime.cpus(online) == "0-37,40-77"
 
-    for _ in range(100):
+    for _ in range(800):
         if await grown():
             break
         await asyncio.sleep(0.05)
@@ -138,7 +138,7 @@ async def test_a_policy_that_makes_no_sense_leaves_the_last_good_one(stand: Stan
     await stand.start()
     uid = await stand.run("web", "online-micro_service", "4")
     write_policy(stand.policy, pools={"online": {"cpus": "0-900"}})
-    for _ in range(100):
+    for _ in range(800):
         problems = (await stand.agent.ask("status"))["problems"]
         if problems:
             break
@@ -146,7 +146,7 @@ async def test_a_policy_that_makes_no_sense_leaves_the_last_good_one(stand: Stan
     assert any("spec.pools.online.cpus" in problem for problem in problems)
     assert stand.runtime.cpus(uid) == "0-37,40-77"
     write_policy(stand.policy, pools={**POOLS, "online": {"cpus": "0-36,40-76", "default": True}})
-    for _ in range(100):
+    for _ in range(800):
         if stand.runtime.cpus(uid) == "0-36,40-76":
             break
         await asyncio.sleep(0.05)

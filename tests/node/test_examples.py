@@ -162,7 +162,7 @@ async def test_a_refused_pod_says_why_and_starts_as_soon_as_it_fits(stand: Stand
 
 
 async def _until_released(stand: Stand, uid: str) -> None:
-    for _ in range(100):
+    for _ in range(800):
         if all(item["uid"] != uid for item in await stand.agent.ask("allocations")):
             return
         await asyncio.sleep(0.05)
