@@ -12,7 +12,7 @@ from moorage.model.groups import Revision
 from moorage.model.machine_slots import reservation_claim
 from moorage.model.reasons import Warn
 from moorage.model.shapes import ShapedApp
-from moorage.model.slots import names_parts, own_parts
+from moorage.model.slots import names_parts, own_parts, resources_of_devices
 from moorage.podspec import has_gate
 
 from .assigner import AssignedShape, Assigner
@@ -105,12 +105,25 @@ def _claims_at(
 def _warnings_at(place: AppsOnCluster, assigner: Assigner, fleet: Fleet) -> list[Warn]:
     cluster, here = fleet.names[place[0]], assigner.assigned[place]
     warnings = [_surge_left_out(assigned, cluster) for assigned in here if assigned.surge_left_out]
-    chosen_inside = [assigned for assigned in here if any(slot.parts != slot.aligned for slot in assigned.slots)]
-    if chosen_inside:
-        objects = ", ".join(dict.fromkeys(assigned.shape.object for assigned in chosen_inside))
-        text = f"{cluster}: kubelets choose the parts of the pods of {objects}; they may be others than claimed"
+    by_kubelet: dict[str, list[str]] = {}
+    for assigned in here:
+        if what := _chosen_by_kubelet(assigned):
+            by_kubelet.setdefault(what, []).append(assigned.shape.object)
+    for what, objects in by_kubelet.items():
+        text = f"{cluster}: kubelets choose {what} of the pods of {', '.join(objects)}; they may be others than claimed"
         warnings.append(Warn(code="ChosenByKubelet", message=text))
     return warnings
+
+
+def _chosen_by_kubelet(assigned: AssignedShape) -> str:
+    """Returns what kubelets choose for the pods, with device plugins or alone; empty if they choose nothing that is claimed. Devices
+    of drivers are those that claims are pinned to."""
+    slots = [slot for slot in assigned.slots if own_parts(slot) != slot.aligned]
+    resources = sorted({name for slot in slots for name in resources_of_devices(slot.devices)})
+    counted = {grant.part for slot in slots for grant in slot.devices if grant.name in resources}
+    what = ["the parts"] if any(own_parts(slot).keys() - counted for slot in slots) else []
+    what += [f"which {resource}" for resource in resources]
+    return " and ".join(what)
 
 
 def _clusters_left_out(record: Revision, merged: PlacementProblem, fleet: Fleet) -> list[Warn]:

@@ -1,0 +1,187 @@
+"""Devices of drivers in a simulated fleet, from outside: they are decided on, raced for by strangers, plugged in and counted."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moorage_testkit.mesh import Mesh
+
+Json = dict[str, Any]
+DRIVER, API = "gpu.example.com", {"apiVersion": "resource.k8s.io/v1"}
+GPU: Json = {**API, "kind": "DeviceClass", "metadata": {"name": "gpu"}, "spec": {"selectors": []}}
+BIG: Json = {
+    "kind": "ResourceClass",
+    "metadata": {"name": "big"},
+    "spec": {
+        "resourceSelector": [
+            {
+                "matchExpressions": [
+                    {"key": "Driver", "operator": "In", "values": [DRIVER]},
+                    {"key": "memory", "operator": "GtEq", "values": ["30G"]},
+                ]
+            }
+        ]
+    },
+}
+
+
+def slice_of(cluster: str, *names: str) -> Json:
+    devices = [
+        {
+            "name": name,
+            "attributes": {"uuid": {"string": f"{cluster}-{name}"}},
+            "capacity": {"memory": {"value": "80Gi"}},
+        }
+        for name in names
+    ]
+    pool = {"name": "n", "generation": 1, "resourceSliceCount": 1}
+    spec = {"driver": DRIVER, "nodeName": "n", "pool": pool, "devices": devices}
+    return {**API, "kind": "ResourceSlice", "metadata": {"name": "gpus"}, "spec": spec}
+
+
+def stranger(name: str) -> tuple[Json, Json]:
+    metadata = {"name": name, "namespace": "others"}
+    devices = {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "gpu"}}]}
+    claim = {**API, "kind": "ResourceClaim", "metadata": metadata, "spec": {"devices": devices}}
+    spec = {"containers": [{"name": "c"}], "resourceClaims": [{"name": "gpu", "resourceClaimName": name}]}
+    return claim, {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def fleet(*strangers: str, a: tuple[str, ...] = ("g0", "g1"), b: tuple[str, ...] = ("g0", "g1"), delay: int = 0) -> str:
+    node = {"name": "n", "allocatable": {"cpu": "8", "memory": "32Gi"}}
+    plugin = {"name": "p", "allocatable": {"cpu": "8", "memory": "32Gi", "amd.com/gpu": "2"}}
+    theirs = [stranger(name) for name in strangers]
+    clusters = [
+        {
+            "name": name,
+            "provider": "lab",
+            "nodes": [node],
+            "objects": [GPU, slice_of(name, *devices), *(claim for claim, _ in theirs if name == "a")],
+            "pods": [pod for _, pod in theirs if name == "a"],
+            "behaviour": {"applyDelayMs": delay if name == "a" else 0},
+        }
+        for name, devices in (("a", a), ("b", b))
+    ]
+    return json.dumps({"clusters": [*clusters, {"name": "c", "provider": "lab", "nodes": [plugin]}]})
+
+
+def application(name: str, pods: int, *needs: Json) -> str:
+    container = {"name": "c", "image": "i"}
+    template = {"metadata": {"labels": {"app": name}}, "spec": {"containers": [container]}}
+    spec = {"replicas": pods, "selector": {"matchLabels": {"app": name}}, "template": template}
+    deployment = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name}, "spec": spec}
+    consumer = {"object": {"kind": "Deployment", "name": name}, "container": "c", "needs": list(needs)}
+    app = {"name": name, "manifests": [deployment], "consumers": [consumer]}
+    return json.dumps({"kind": "Application", "metadata": {"name": name}, "spec": {"apps": [app]}})
+
+
+@pytest.fixture(scope="module")
+def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
+    file: Path = tmp_path_factory.mktemp("fleet") / "fleet.json"
+    file.write_text(fleet())
+    with Mesh("--fleet", str(file)) as found:
+        apply(found, json.dumps(BIG))
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def clean(mesh: Mesh) -> Iterator[None]:
+    yield
+    for item in mesh.http("/v1/applications")["items"]:
+        mesh.run("delete", "application", item["metadata"]["name"])
+    change(mesh, fleet())
+
+
+def apply(mesh: Mesh, document: str) -> None:
+    done = mesh.run("apply", "-f", "-", data=document.encode())
+    assert done.returncode == 0, done.stderr.decode()
+
+
+def change(mesh: Mesh, document: str) -> None:
+    done = mesh.run("fleet", "apply", "-", "--yes", data=document.encode())
+    assert done.returncode == 0, done.stderr.decode()
+
+
+def why(mesh: Mesh, name: str) -> Json:
+    found: Json = mesh.http(f"/v1/groups/default/{name}/v1/default/why")
+    return found
+
+
+def until(condition: Callable[[], bool], within: float = 60) -> None:
+    end = time.monotonic() + within
+    while not condition():
+        assert time.monotonic() < end, f"not within {within:g} s"
+        time.sleep(0.05)
+
+
+def places(mesh: Mesh, name: str) -> dict[str, list[str]]:
+    """Returns the parts that an app's slots have, by cluster."""
+    found: dict[str, list[str]] = {}
+    for claim in why(mesh, name).get("apps", {}).get(name, {}).get("claims", ()):
+        parts = [part for slot in claim["slots"] for part in slot.get("parts", ())]
+        found.setdefault(claim["cluster"], []).extend(parts)
+    return {cluster: sorted(parts) for cluster, parts in found.items()}
+
+
+def status(mesh: Mesh) -> tuple[str, str]:
+    found = mesh.http("/v1/resource-classes/big")["status"]
+    return found["allocatable"], found["requested"]
+
+
+def used(mesh: Mesh, cluster: str) -> dict[str, str]:
+    items = mesh.http(f"/v1/parts?class=big&cluster={cluster}")["items"]
+    return {item["id"].rpartition("/")[2]: item["used"]["GPU_EXAMPLE_COM"] for item in items}
+
+
+def test_pods_get_the_devices_of_their_slots(mesh: Mesh) -> None:
+    apply(mesh, application("own", 2, {"class": "big"}))
+    until(lambda: why(mesh, "own")["phase"] == "Running")
+    assert places(mesh, "own") == {"lab/a": [f"{DRIVER}/n/g0", f"{DRIVER}/n/g1"]}
+    assert not why(mesh, "own").get("warnings"), "the claims are pinned, so no kubelet chooses"
+    until(lambda: status(mesh) == ("4", "2"))
+    until(lambda: used(mesh, "lab/a") == {"g0": "1", "g1": "1"})
+
+
+def test_who_loses_the_race_for_a_device_is_placed_elsewhere(mesh: Mesh) -> None:
+    change(mesh, fleet(delay=60_000))
+    apply(mesh, application("late", 2, {"class": "big"}))
+    until(lambda: "lab/a" in places(mesh, "late"))
+    change(mesh, fleet("s", delay=60_000))  # quicker than the pods that were decided
+    until(lambda: places(mesh, "late") == {"lab/b": [f"{DRIVER}/n/g0", f"{DRIVER}/n/g1"]})
+    subject = "moorage.events.decisions.pending.default.late.v1.default"
+    until(lambda: "Displaced" in str(mesh.http(f"/v1/events?follow=false&subject={subject}")["items"]))
+    until(lambda: why(mesh, "late")["phase"] == "Running")
+    until(lambda: status(mesh) == ("4", "3"))
+
+
+def test_who_waits_gets_devices_that_are_plugged_in(mesh: Mesh) -> None:
+    change(mesh, fleet(a=("g0",), b=("g0",)))
+    apply(mesh, application("wide", 1, {"name": "gpus", "class": "big", "count": 2}))
+    until(lambda: why(mesh, "wide")["phase"] == "Pending")
+    assert "PartShort" in {reason["code"] for reason in why(mesh, "wide")["reasons"]}
+    change(mesh, fleet(a=("g0",), b=("g0", "g1")))
+    until(lambda: why(mesh, "wide")["phase"] == "Running")
+    assert places(mesh, "wide") == {"lab/b": [f"{DRIVER}/n/g0", f"{DRIVER}/n/g1"]}
+
+
+def test_devices_of_plugins_are_chosen_by_the_kubelet(mesh: Mesh) -> None:
+    cards = json.dumps(
+        {
+            "kind": "ResourceClass",
+            "metadata": {"name": "cards"},
+            "spec": {
+                "resourceSelector": [{"matchExpressions": [{"key": "Kind", "operator": "Eq", "values": ["amd-gpu"]}]}]
+            },
+        }
+    )
+    apply(mesh, cards)
+    apply(mesh, application("plain", 1, {"class": "cards", "count": 2}))
+    until(lambda: why(mesh, "plain")["phase"] == "Running")
+    (warning,) = why(mesh, "plain")["warnings"]
+    assert warning["code"] == "ChosenByKubelet" and "which amd.com/gpu" in warning["message"]
