@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import signal
 import time
+import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -26,12 +27,14 @@ from moorage.machines.install import install
 from moorage_testkit.control_plane import ControlPlane
 from moorage_testkit.machine_cluster import MachineCluster, MachinesProcess, Refused
 from moorage_testkit.machines import machine
+from moorage_testkit.servers import free_port
 
 from .conftest import settled
 
 NODES = ["m0", "m1", "m2"]
 GUEST = {MACHINE_TYPE: "a"}
 TEAM = "team"
+METRICS = free_port()
 SETS = f"/apis/apps/v1/namespaces/{NAMESPACE}/statefulsets"
 
 
@@ -49,7 +52,7 @@ def cluster() -> Iterator[MachineCluster]:
 @pytest.fixture(scope="module")
 def process(cluster: MachineCluster) -> Iterator[MachinesProcess]:
     """Runs `moorage machines` as the service account, and waits until its hooks answer."""
-    process = MachinesProcess(cluster)
+    process = MachinesProcess(cluster, MOORAGE_METRICS=f"127.0.0.1:{METRICS}")
     try:
         until(lambda: process.is_ready() and hooks_answer(cluster), 40)
         yield process
@@ -195,6 +198,34 @@ async def test_the_objects_of_a_machine(cluster: MachineCluster, ready: None) ->
     assert NODE_POOL not in cluster.call("GET", "/api/v1/nodes/m0")["metadata"]["labels"]
     assert len(cluster.bound(TEAM)) == 1
     await settled(lambda: cluster.find(f"{SETS}/a-g") is None, 20, "its objects go")
+
+
+def metric(name: str) -> float:
+    """Returns the value of a metric with its labels; 0 where there is none."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{METRICS}/metrics", timeout=10) as response:
+        lines = response.read().decode().splitlines()
+    return next((float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{name} ")), 0.0)
+
+
+def reasons(cluster: MachineCluster, kind: str, namespace: str = "default") -> list[str]:
+    """Returns the reasons of events about objects of a kind."""
+    events = cluster.call("GET", f"/apis/events.k8s.io/v1/namespaces/{namespace}/events")["items"]
+    return [event["reason"] for event in events if event["regarding"]["kind"] == kind]
+
+
+async def test_slots_and_hand_overs_are_measured(cluster: MachineCluster, ready: None) -> None:
+    before = metric("moorage_machines_handover_seconds_count")
+    cluster.machine(the_machine(3))
+    await usage(cluster, 3, 3, 0, 0)
+    cluster.pod(TEAM, "guest", GUEST)
+    await usage(cluster, 3, 2, 1, 0)
+    states = {"reserved": 2, "granted": 0, "used": 1, "short": 0}
+    labelled = {f'moorage_machines_slots{{machine="g/a",state="{state}"}}': count for state, count in states.items()}
+    await settled(lambda: {name: metric(name) for name in labelled} == labelled, 10)
+    assert metric("moorage_machines_handover_seconds_count") == before + 1
+    assert metric('moorage_machines_admission_seconds_count{outcome="allowed"}') >= 2
+    assert metric('moorage_machines_writes_total{kind="open"}') >= 1
+    await settled(lambda: "Reconciled" in reasons(cluster, "Machine"), 10, "an event on the Machine")
 
 
 async def test_replicas_flap(cluster: MachineCluster, ready: None) -> None:

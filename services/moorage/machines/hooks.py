@@ -28,7 +28,8 @@ from .hook_configurations import CHECK, INJECT, MACHINES
 
 log = structlog.get_logger("machines")
 MAX_BYTES = 8 << 20
-_OUTCOMES = ("allowed", "denied", "failed")
+#: Is told the outcome of a request (allowed, denied or failed) and the seconds that it took.
+Observe = Callable[[str, float], None]
 
 
 class _Request(msgspec.Struct, kw_only=True, rename="camel"):
@@ -59,11 +60,8 @@ Answer = tuple[Denied | None, list[dict[str, Any]], list[str]]
 class Hooks:
     """`user`: the name with which this process changes guests."""
 
-    def __init__(self, state: ClusterMachines, user: str, list_groups: ListGroups) -> None:
-        self._state, self._user, self._list = state, user, list_groups
-        self.seconds = dict.fromkeys(_OUTCOMES, 0.0)
-        self.answers = dict.fromkeys(_OUTCOMES, 0)
-
+    def __init__(self, state: ClusterMachines, user: str, list_groups: ListGroups, observe: Observe) -> None:
+        self._state, self._user, self._list, self._observe = state, user, list_groups, observe
         self._answers = {INJECT: self.inject, CHECK: self.check, MACHINES: self.check_machine}
 
     def server(self) -> web.Server:
@@ -80,7 +78,7 @@ class Hooks:
         try:
             review = _review(await http.read())
         except (msgspec.DecodeError, RecursionError) as error:
-            self._count("failed", began)
+            self._observe("failed", time.perf_counter() - began)
             return web.Response(status=400, text=f"not an AdmissionReview: {error}")
         denied, patch, warnings = await answer(review.request)
         response: dict[str, Any] = {"uid": review.request.uid, "allowed": denied is None}
@@ -92,12 +90,8 @@ class Hooks:
         if warnings:
             response["warnings"] = [text[:256] for text in warnings[:10]]
         body = _encode({"apiVersion": review.api_version, "kind": review.kind, "response": response})
-        self._count("denied" if denied is not None else "allowed", began)
+        self._observe("denied" if denied is not None else "allowed", time.perf_counter() - began)
         return web.Response(body=body, content_type="application/json")
-
-    def _count(self, outcome: str, began: float) -> None:
-        self.answers[outcome] += 1
-        self.seconds[outcome] += time.perf_counter() - began
 
     async def _groups(self, pod: Mapping[str, Any]) -> Mapping[str, MachineGroup]:
         """Returns the Machines; those of the API server if the one that a Pod asks for is not known."""

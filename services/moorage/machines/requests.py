@@ -44,13 +44,15 @@ def collection(kind: str, namespace: str = "") -> str:
 
 
 class Requests:
-    """`done` is called with each answer; None where there is none, and whether the API server refused the request."""
+    """`writes` counts requests by purpose. `done` is called with each answer; None where there is none, and whether the API server refused the request."""
 
-    def __init__(self, api: Api, term: LeaderTerm, identity: str, done: Done, spawn: Spawn) -> None:
+    def __init__(
+        self, api: Api, term: LeaderTerm, identity: str, writes: Counter[str], done: Done, spawn: Spawn
+    ) -> None:
         self._api, self._term, self._identity = api, term, identity
         self._done, self._spawn = done, spawn
         self._slots = asyncio.Semaphore(MAX_AT_ONCE)
-        self.writes: Counter[str] = Counter()
+        self._writes = writes
 
     def send(self, effects: list[Effect]) -> None:
         for effect in effects:
@@ -76,7 +78,7 @@ class Requests:
     async def _request(self, effect: Effect) -> Answer:
         if (point := _BEFORE.get(effect.purpose)) is not None:
             reached(point)
-        self.writes[effect.purpose or effect.kind] += 1
+        self._writes[effect.purpose or effect.kind] += 1
         path = f"{collection(effect.kind, effect.namespace)}/{quote(effect.name)}"
         method, content_type, body = "PATCH", _MERGE, effect.body
         if effect.verb == "status":

@@ -8,7 +8,7 @@ import socket
 import ssl
 import time
 from base64 import b64decode
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from moorage.machine_groups.names import (
 )
 from moorage.machine_groups.objects import IMAGE, difference
 from moorage.model.names import cluster_tokens
-from moorage.telemetry import ACTIVE, MetricValue, ProcessHealth
+from moorage.telemetry import ProcessHealth
 from moorage.web import listener_of
 
 from . import certificates, hook_configurations
@@ -42,6 +42,7 @@ from .hooks import Hooks
 from .install_manifests import LEASE, SECRET
 from .mesh_documents import write_documents
 from .mesh_sync import MeshSync
+from .metrics import MachineMetrics
 from .other_controller import OtherController
 from .requests import Requests, collection
 
@@ -117,7 +118,7 @@ class MachinesWorker:
             process_health.claimed = True
             process_health.connected = lambda: True
             process_health.health = self._health
-            process_health.add_values(self._metrics)
+        self._metrics = MachineMetrics(self._state, process_health, lambda: self._leading)
 
     def _note_change(self) -> None:
         self._changed.set()
@@ -125,17 +126,6 @@ class MachinesWorker:
     def _health(self) -> dict[str, Any]:
         missing = [] if self._hooks is not None else ["the API server"]
         return {"ok": not missing, "missing": missing, "role": "active" if self._leading else "standby"}
-
-    def _metrics(self) -> Iterable[MetricValue]:
-        yield MetricValue(*ACTIVE, float(self._leading))
-        if self._requests is not None:
-            about = "Requests that changed something, by purpose"
-            yield MetricValue("moorage_machines_writes_total", about, dict(self._requests.writes), "kind")
-        if self._hooks is not None:
-            about = "Answers to the API server"
-            yield MetricValue("moorage_machines_admissions_total", about, self._hooks.answers, "outcome")
-            about = "Seconds that answers to the API server took together"
-            yield MetricValue("moorage_machines_admission_seconds_total", about, self._hooks.seconds, "outcome")
 
     @property
     def _names(self) -> list[str]:
@@ -149,7 +139,7 @@ class MachinesWorker:
         user = await self._user()
         await self._read_keys()
         await self._other.look()
-        hooks = Hooks(self._state, user, self._list_groups)
+        hooks = Hooks(self._state, user, self._list_groups, self._metrics.observe_admission)
         runner = web.ServerRunner(hooks.server())
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -372,7 +362,7 @@ class MachinesWorker:
                 def spawn(coro: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
                     return tasks.create_task(coro)
 
-                self._requests = Requests(self.api, term, self._identity, self._done, spawn)
+                self._requests = Requests(self.api, term, self._identity, self._metrics.writes, self._done, spawn)
                 self._leading = True
                 self._state.start_term()
                 await self._other.look()
@@ -411,6 +401,8 @@ class MachinesWorker:
 
     def _done(self, effect: Effect, answer: dict[str, Any] | None, failed: bool) -> None:
         self._state.done(effect, answer, time.time(), failed=failed)
+        if effect.purpose == "open":
+            self._metrics.observe_handovers()
         self._changed.set()
 
     async def _relist_pods(self) -> None:

@@ -102,6 +102,9 @@ class ClusterMachines:
         self.grants: dict[str, StoredGrant] = {}  # of the mesh, by uid
         self.mesh_reasons: dict[str, WaitingReason] = {}  # why guests wait by what the mesh knows, by uid
         self.left_over = LeftOver()
+        self._given_at: dict[str, float] = {}  # uid → when a guest whose gate is being taken off got its slot
+        self._handover_times: list[float] = []
+        self._untold_events: list[Effect] = []
         self._groups: dict[str, _Group] = {}  # by group
         self._objects: dict[tuple[str, str, str], Object] = {}
         self._pods: dict[tuple[str, str], tuple[str, str, bool]] = {}  # key → uid, group, is a reservation
@@ -167,6 +170,8 @@ class ClusterMachines:
         name = machine["metadata"]["name"]
         before = self.machines.get(name)
         self.machines[name] = machine
+        if before is not None and before["metadata"].get("uid") == machine["metadata"].get("uid"):
+            self._untold_events = [*self._untold_events, *status.condition_events(before, machine)][-MAX_TOLD:]
         same = before is not None and all(
             before["metadata"].get(k) == machine["metadata"].get(k)
             for k in ("generation", "labels", "uid", "deletionTimestamp")
@@ -353,7 +358,26 @@ class ClusterMachines:
         if self.grants.pop(uid, None) is not None:
             self._dirty_groups |= self._groups.keys()
 
-    # --- what hooks and reports read
+    # --- what metrics, hooks and reports read
+
+    def take_handover_times(self) -> list[float]:
+        """Returns the seconds from each slot being given until the gate was off, since the last call."""
+        found, self._handover_times = self._handover_times[-_MAX_SHARED:], []
+        return found
+
+    def slot_counts(self) -> dict[tuple[str, str], float]:
+        """Returns how many slots each machine type has by state."""
+        found: dict[tuple[str, str], float] = {}
+        for group in self._groups.values():
+            usable = frozenset(n for n, state in self.pool_conditions(group).items() if state == "Ready")
+            for name, row in group.handover.counts(usable).items():
+                _, stored = group.stored.get(name, (None, Stored(0, {})))
+                guests = (group.handover.guests.get(uid) for uid in stored.grants)
+                granted = row.granted + sum(guest is not None and guest.gated for guest in guests)
+                short = max(0, row.maximum - row.reserved - row.used - granted)
+                states = {"reserved": row.reserved, "granted": granted, "used": row.used, "short": short}
+                found |= {(machine_key(group.machine.group, name), s): float(n) for s, n in states.items()}
+        return found
 
     def groups(self) -> dict[str, MachineGroup]:
         """Returns the Machines that guests may use."""
@@ -411,6 +435,8 @@ class ClusterMachines:
             if group is not None:
                 effects += self._plan_group(group, now, times)
         effects += self._report_invalid(now)
+        effects += self._untold_events
+        self._untold_events = []
         effects += self._orphans(now)
         for effect in effects:
             if effect.verb != "event":
@@ -435,6 +461,7 @@ class ClusterMachines:
     def start_term(self) -> None:
         """Forgets requests under way: a process that begins to act sent none that will be answered."""
         self._busy.clear()
+        self._untold_events.clear()
         for group in self._groups.values():
             group.handover.opening.clear()
             group.handover.pinning.clear()
@@ -469,6 +496,10 @@ class ClusterMachines:
         if group is None:
             return
         handover = group.handover
+        if effect.purpose == "open":
+            given_at = self._given_at.pop(str(effect.body["metadata"]["uid"]), now)
+            if answer is not None:
+                self._handover_times.append(max(0.0, now - given_at))
         if answer is None:  # what became of it is read from the Pod
             handover.pinning.pop(effect.name, None)
             handover.removing.discard(effect.name)
@@ -904,6 +935,7 @@ class ClusterMachines:
         if key in self._busy or self._is_put_off(*key, now):
             return []
         handover.opening[found.uid] = opening.grant.node
+        self._given_at[found.uid] = max(opening.grant.at, opening.grant.not_before)
         body = opening_patch(opening, {"affinity": self._shapes[found.shape].affinity}, now)
         return [Effect("merge", *key, body, "open")]
 

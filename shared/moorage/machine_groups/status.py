@@ -8,7 +8,11 @@ from typing import Any, NamedTuple
 
 from moorage.model.machines import Condition, Machine
 
+from .effects import Effect, machine_event
 from .handover import TypeCounts
+
+#: Conditions that are bad when they are true.
+_BAD = ("CapacityShort",)
 
 
 class Finding(NamedTuple):
@@ -43,6 +47,21 @@ def findings(
         Finding("CapacityShort", bool(lacking), "CapacityShort" if lacking else "AllSlotsHeld", "; ".join(lacking)),
         Finding("NodesHealthy", not sick, "NodesNotReady" if sick else "AllNodesReady", ", ".join(sick[:10])),
     ]
+
+
+def condition_events(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Effect]:
+    """Returns events about what changed in the conditions of a Machine, and about what is wrong with a new one."""
+    old = {c.get("type"): c for c in (before.get("status") or {}).get("conditions") or ()}
+    events = []
+    for found in (after.get("status") or {}).get("conditions") or ():
+        known = old.get(found["type"])
+        is_good = (found["status"] == "True") == (found["type"] not in _BAD)
+        if known is None and is_good and found["type"] != "Ready":
+            continue
+        if known is None or (known.get("status"), known.get("reason")) != (found["status"], found.get("reason")):
+            text = f"{found['type']} is {found['status']}: {found.get('message') or found.get('reason', '')}"
+            events.append(machine_event(after, str(found.get("reason")), text, "Normal" if is_good else "Warning"))
+    return events
 
 
 def conditions(

@@ -29,12 +29,13 @@ def version_of_moorage() -> str:
 
 
 class MetricValue(NamedTuple):
-    """A number, or one for each value of a label, with its help text. Names of counters end in `_total`."""
+    """A number, or one for each value of a label, with its help text; with several labels, one for each tuple of their values. Names
+    of counters end in `_total`."""
 
     name: str
     about: str
     value: float | Mapping[Any, float]
-    label: str = ""
+    label: str | tuple[str, ...] = ""
 
 
 class ProcessHealth:
@@ -72,10 +73,11 @@ class _ValuesCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         for name, about, value, label in self._read():
             family = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
-            metric = family(name.removesuffix("_total"), about, labels=[label] if label else [])
+            labels = (label,) if isinstance(label, str) and label else label
+            metric = family(name.removesuffix("_total"), about, labels=labels)
             if isinstance(value, Mapping):
                 for key, number in value.items():
-                    metric.add_metric([key], number)
+                    metric.add_metric(key if isinstance(key, tuple) else [key], number)
             else:
                 metric.add_metric([], value)
             yield metric
