@@ -138,7 +138,12 @@ class MachineCluster:
         self.call("DELETE", path)
 
     def delete_pod(self, namespace: str, name: str) -> None:
-        self.delete(f"{_PODS.format(namespace)}/{name}")
+        """Deletes a Pod; one that is gone meanwhile is as good."""
+        try:
+            self.delete(f"{_PODS.format(namespace)}/{name}")
+        except Refused as refused:
+            if refused.code != 404:
+                raise
 
     def patch(self, path: str, body: Any) -> Object:
         return self.call("PATCH", path, body, MERGE)
