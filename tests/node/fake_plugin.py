@@ -15,11 +15,14 @@ from moorage.node.api import resourceplugin_pb2 as wire
 
 
 class FakePlugin:
-    """Gives out one resource without limit. `behave` by method: late, junk, dies, or empty."""
+    """Gives out one resource: without limit, or the devices of `zones`, amounts by zone and name. `behave` by method: late, junk,
+    dies, or empty."""
 
     def __init__(self, resource: str = "example.com/tokens", **behave: str) -> None:
         self.resource, self.behave = resource, behave
         self.allocated: dict[str, dict[str, float]] = {}
+        self.zones: dict[int, dict[str, float]] = {}
+        self.chosen: dict[tuple[str, str], int] = {}
         self.info = wire.ResourceAllocationInfo(is_scalar_resource=True, is_node_resource=True)
         self.registered: list[bool] = []
         self.options = wire.ResourcePluginOptions(with_topology_alignment=True, need_reconcile=True)
@@ -84,18 +87,27 @@ class FakePlugin:
     def _answer(self, name: str, request: bytes, how: str) -> Any:
         if name == "GetTopologyHints":
             entry = wire.HintsEntry(key=self.resource)
-            if how == "empty":
+            if how == "empty" or self.zones:
                 entry.value.SetInParent()
+            asked = wire.ResourceRequest.FromString(request).resource_requests.get(self.resource, 0.0)
+            for zone in self.zones:
+                if self._left(zone) >= asked:
+                    entry.value.hints.add(nodes=[zone], preferred=True)
             return wire.ResourceHintsResponse(resource_hints=[entry])
         if name == "Allocate":
             message = wire.ResourceRequest.FromString(request)
             amount = message.resource_requests.get(self.resource, 0.0)
             self.allocated.setdefault(message.pod_uid, {})[message.container_name] = amount
+            if self.zones:
+                own = [zone for zone in self.zones if zone in message.hint.nodes or not message.hint.nodes]
+                self.chosen[message.pod_uid, message.container_name] = next(z for z in own if self._left(z) >= 0)
             answer = wire.ResourceAllocationResponse()
             answer.allocation_result.resource_allocation[self.resource].CopyFrom(self._info(amount))
             return answer
         if name == "RemovePod":
-            self.allocated.pop(wire.RemovePodRequest.FromString(request).pod_uid, None)
+            uid = wire.RemovePodRequest.FromString(request).pod_uid
+            self.allocated.pop(uid, None)
+            self.chosen = {key: zone for key, zone in self.chosen.items() if key[0] != uid}
         if name == "GetResourcesAllocation":
             every = wire.GetResourcesAllocationResponse()
             for uid, containers in self.allocated.items():
@@ -110,8 +122,32 @@ class FakePlugin:
             shown = found.allocatable_resources[self.resource]
             shown.aggregated_allocatable_quantity = shown.aggregated_capacity_quantity = 8
             shown.is_node_resource = shown.is_scalar_resource = True
+            for zone, devices in self.zones.items():
+                for device, amount in devices.items():
+                    shown.topology_aware_allocatable_quantity_list.add(
+                        resource_value=amount, node=zone, name=device, type="vf", annotations={"speed": "25Gbps"}
+                    )
+            if self.zones:
+                total = sum(amount for devices in self.zones.values() for amount in devices.values())
+                shown.aggregated_allocatable_quantity = shown.aggregated_capacity_quantity = total
             return found
+        if name == "GetTopologyAwareResources" and self.zones:
+            of = wire.GetTopologyAwareResourcesRequest.FromString(request)
+            told = wire.GetTopologyAwareResourcesResponse(pod_uid=of.pod_uid)
+            chosen = self.chosen.get((of.pod_uid, of.container_name))
+            if chosen is not None:
+                held = told.container_topology_aware_resources.allocated_resources[self.resource]
+                held.topology_aware_quantity_list.add(
+                    resource_value=self.allocated[of.pod_uid][of.container_name],
+                    node=chosen,
+                    name=next(iter(self.zones[chosen])),
+                )
+            return told
         return wire.Empty()
+
+    def _left(self, zone: int) -> float:
+        taken = sum(self.allocated[uid][container] for (uid, container), z in self.chosen.items() if z == zone)
+        return sum(self.zones[zone].values()) - taken
 
     def _info(self, amount: float) -> wire.ResourceAllocationInfo:
         info = wire.ResourceAllocationInfo()

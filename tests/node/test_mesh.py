@@ -4,10 +4,11 @@ the agent refuses all the same is decided again, elsewhere."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -85,11 +86,8 @@ async def test_an_intent_becomes_cpus_of_the_zone_that_was_decided(mesh: Mesh, t
 
     stand.kubelet = CriClient(stand.agent.cri)
     second: asyncio.Task[None] | None = None
-    pods = Pods()
-    spy = await nats.connect(
-        mesh.settings.nats_url, nkeys_seed_str=mesh.settings.nats_seed, inbox_prefix=b"_INBOX.admin"
-    )
-    await spy.subscribe("moorage.reports.lab.one.cluster", cb=pods.heard)
+    stack = contextlib.AsyncExitStack()
+    pods = await stack.enter_async_context(spy_on(mesh))
     try:
         await until(lambda: len(mesh.http("/v1/nodes/lab/one/n1").get("zones", [])) == 2, 30, "zones are reported")
         mesh.http("/v1/apply", application("first", "storage-service", 20))
@@ -117,7 +115,7 @@ async def test_an_intent_becomes_cpus_of_the_zone_that_was_decided(mesh: Mesh, t
     finally:
         if second is not None:
             second.cancel()
-        await spy.close()
+        await stack.aclose()
         await stand.close()
 
 
@@ -137,6 +135,20 @@ async def _refused_is_decided_elsewhere(mesh: Mesh, stand: Stand, pods: Pods) ->
     await until(lambda: [s["node"] for s in slots(mesh, "unlucky")] == ["n2"], 20, "it is decided again, elsewhere")
     sys.stdout.write(f"decided again {time.monotonic() - started:.2f} s after the refusal\n")
     assert time.monotonic() - started < 10
+
+
+@contextlib.asynccontextmanager
+async def spy_on(mesh: Mesh) -> AsyncIterator[Pods]:
+    """Follows the pods that the cluster's agent reports."""
+    spy = await nats.connect(
+        mesh.settings.nats_url, nkeys_seed_str=mesh.settings.nats_seed, inbox_prefix=b"_INBOX.admin"
+    )
+    pods = Pods()
+    await spy.subscribe("moorage.reports.lab.one.cluster", cb=pods.heard)
+    try:
+        yield pods
+    finally:
+        await spy.close()
 
 
 class Pods:

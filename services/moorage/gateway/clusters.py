@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import msgspec
+import numpy as np
 from aiohttp import web
 
 from moorage.bus import time_text
+from moorage.fit.inner_rows import nodes_by_layout
 from moorage.fleet import Fleet
 from moorage.ledger import ActiveClaim
+from moorage.model.part_reports import ZoneReport
 from moorage.model.problems import Refused, not_found
+from moorage.model.shapes import EXCLUSIVE
 from moorage.parsing import format_amount
+from moorage.parts.inside import zone_id
 
 from .authorization import caller_of
 from .groups import project_of, select_by_labels
@@ -146,8 +152,21 @@ def node_item(fleet: Fleet, cid: int, name: str, row: int) -> dict[str, Any]:
 def _inside(fleet: Fleet, row: int) -> dict[str, Any]:
     """Returns the zones, providers and topology manager that a node reports, those that there are."""
     inside = fleet.inside(row)[1].inside
-    found = {"zones": inside.zones, "providers": inside.providers, "topologyManager": inside.topology_manager}
+    zones = _with_exclusive(fleet, row, inside.zones)
+    found = {"zones": zones, "providers": inside.providers, "topologyManager": inside.topology_manager}
     return {name: value for name, value in found.items() if value}
+
+
+def _with_exclusive(fleet: Fleet, row: int, zones: list[ZoneReport]) -> list[ZoneReport]:
+    """Returns the zones with the CPUs that pods could have for themselves, without those that are claimed."""
+    if not any(EXCLUSIVE in zone.inventories for zone in zones):
+        return zones
+    ((layout, _, free),) = nodes_by_layout(fleet, np.array([row], np.intp))
+    entries = [layout.entry_at.get((f"/{zone_id(zone.id)}", EXCLUSIVE)) for zone in zones]
+    return [
+        zone if entry is None else msgspec.structs.replace(zone, exclusive_free=max(0, int(free[0, entry])))
+        for zone, entry in zip(zones, entries, strict=True)
+    ]
 
 
 async def list_nodes(request: web.Request) -> web.StreamResponse:

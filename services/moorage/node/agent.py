@@ -15,7 +15,7 @@ import structlog
 
 from moorage.kube.api import Api, Unreachable
 from moorage.qos.admission import PodRecord
-from moorage.qos.builtin import BUILT_IN, builtin_plugin
+from moorage.qos.builtin import builtin_plugin
 from moorage.qos.cpu_plugin import CpuPlugin
 from moorage.qos.cpusets import format_cpuset, parse_cpuset
 from moorage.qos.messages import AllocationRefused, PodAllocations, Refusal
@@ -38,14 +38,15 @@ from .kube_config import connect
 from .kubelet_managers import active_manager
 from .mesh_link import MeshLink
 from .metrics import Metrics
-from .node_capacity import NodeStatus, capacity_of
+from .node_capacity import NodeStatus
 from .nri_plugin import NriPlugin
 from .operations import AgentOperations
+from .plugin_devices import PluginDevices
 from .plugin_endpoint import PluginFailed
 from .plugin_registry import PluginRegistry
 from .plugin_server import PluginServer
 from .pod_admission import PodAdmission
-from .pod_resources import PodResources, allocatable
+from .pod_resources import PodResources
 from .pod_source import ManifestDirectory, PodSource, watch_api
 from .policy_file import PolicyFile
 from .pool_control import PoolControl
@@ -120,6 +121,7 @@ class NodeAgent:
         self.pod_resources = PodResources(
             self.live_records, self.registry, self.machine, lambda: self.policy.policy.reserved_cpus
         )
+        self.devices = PluginDevices(self)
         self.mesh = MeshLink(self)
         self.operations = AgentOperations(self)
         self.http = HttpApi(self.operations)
@@ -163,6 +165,7 @@ class NodeAgent:
             )
         if self.settings.enabled:
             self.spawn(self._reconcile())
+            self.spawn(self.devices.run())
         self.spawn(PoolControl(self).run())
         self.mesh.start()
 
@@ -419,18 +422,16 @@ class NodeAgent:
             if self.source.listed.is_set():
                 self.admission.collect()
             await self.adjuster.put_right()
+            await self.devices.refresh()
             await self._write_capacity()
 
     async def _write_capacity(self) -> None:
-        if self.api is None:
-            return
-        names = [name for name in self.registry.names() if name not in BUILT_IN]
-        removed = self.registry.removed()
-        if not names and not removed:
+        found = self.devices.capacity()
+        if self.api is None or not (found.allocatable or found.removed):
             return
         if self._status is None:
             self._status = NodeStatus(self.api, self.settings.node)
-        await self._status.write(capacity_of(await allocatable(self.registry), removed))
+        await self._status.write(found)
 
     # --- events
 
@@ -442,6 +443,7 @@ class NodeAgent:
 
     def _plugin_changed(self, name: str) -> None:
         self._resources.add(name)
+        self.devices.wake()
 
     def _policy_changed(self) -> None:
         for server in self.servers.values():

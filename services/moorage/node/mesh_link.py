@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from moorage.qos.messages import Refusal
 from moorage.qos.nic_plugin import NIC, NicPlugin
 
-from .core.node_report import NodeDescription, NodeRows
+from .core.node_report import NO_DEVICES, NodeDescription, NodeRows, Offered
 from .mesh_reports import BadCredentials, MeshReports, read_credentials
 from .pod_admission import Outcome
 
@@ -33,6 +33,7 @@ class MeshLink:
             raise BadCredentials(f"{settings.credentials} is for node {found.node} of cluster {found.cluster}")
         self.reports = MeshReports(found, self.rows)
         agent.admission.on_outcome = self._decided
+        agent.devices.changed = self.reports.changed.set
         agent.spawn(self.reports.run())
         agent.spawn(self._follow_room(self.reports))
 
@@ -50,6 +51,7 @@ class MeshLink:
             self._refused[outcome.uid] = outcome.refusals[0]
         while len(self._refused) > 1000:
             del self._refused[next(iter(self._refused))]
+        self._agent.devices.wake()
         if self.reports is not None:
             self.reports.changed.set()
 
@@ -63,7 +65,14 @@ class MeshLink:
             enabled=agent.admission.enabled,
             exclusive_free=cpu.capacity(cpu.free()) if cpu is not None else 0,
             offered=self._offered(),
+            zones_free=cpu.free_by_zone() if cpu is not None else None,
+            plugins=self._plugins() if agent.admission.enabled else NO_DEVICES,
         )
+
+    def _plugins(self) -> Offered:
+        devices = self._agent.devices
+        found = devices.capacity()
+        return Offered(devices.devices(), found.capacity, found.allocatable, found.removed, devices.held)
 
     def _offered(self) -> Mapping[str, int]:
         """Returns the zones where each plugin that runs can give its resource. Those of others may have it in any."""

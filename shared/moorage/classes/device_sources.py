@@ -83,17 +83,32 @@ class DeviceSources:
         self, devices: Iterable[DeviceReport], allocatable: Mapping[str, int], labels: Mapping[str, str]
     ) -> list[DeviceReport]:
         """Returns the devices of a node with kind, vendor and properties, and those that its extended resources and huge pages
-        count."""
-        mapped = [self._mapped(device, labels) for device in devices if not device.resource]
-        return mapped + list(self._counted(allocatable, labels))
+        count, unless something on the node tells them one by one."""
+        mapped = [self._mapped(device, labels) for device in devices if not device.resource or not _is_counted(device)]
+        told = {device.resource for device in mapped}
+        return mapped + [device for device in self._counted(allocatable, labels) if device.resource not in told]
 
     def _mapped(self, device: DeviceReport, labels: Mapping[str, str]) -> DeviceReport:
+        if device.resource and not device.driver:
+            return self._told(device, labels)
         source = self.of_driver(device.driver) if device.driver and not device.kind else None
         if source is None:
             return device
         properties = dict(_properties(source, device, "", labels))
         return msgspec.structs.replace(
             device, kind=source.kind, vendor=device.vendor or source.vendor, properties=properties | device.properties
+        )
+
+    def _told(self, device: DeviceReport, labels: Mapping[str, str]) -> DeviceReport:
+        """Maps a device that a node's agent tells. What its plugin says of it are texts."""
+        own = {n: read_value(value) if isinstance(value, str) else value for n, value in device.properties.items()}
+        source = self._of_resource(device.resource)
+        if source is None:
+            return msgspec.structs.replace(device, properties=own) if own != device.properties else device
+        kind = source.kind if device.kind in ("", device.resource) else device.kind
+        properties = dict(_properties(source, None, device.resource, labels))
+        return msgspec.structs.replace(
+            device, kind=kind or device.kind, vendor=device.vendor or source.vendor, properties=properties | own
         )
 
     def _counted(self, allocatable: Mapping[str, int], labels: Mapping[str, str]) -> Iterator[DeviceReport]:
@@ -120,6 +135,11 @@ class DeviceSources:
                 vendor=source.vendor,
                 properties=dict(_properties(source, None, resource, labels)),
             )
+
+
+def _is_counted(device: DeviceReport) -> bool:
+    """Returns whether the device stands for all that an extended resource or huge pages of the node count."""
+    return not device.zone and device.name == device.resource
 
 
 def _page(resource: str) -> int:

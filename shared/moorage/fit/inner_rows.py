@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moorage.collections import LruDict, unique_rows
+from moorage.model.part_names import is_class
 from moorage.model.shapes import Shape
 from moorage.model.slots import PodPlace, part_and_class
-from moorage.parts.inside import Layout, layout_of, path_of
+from moorage.parts.inside import InnerPart, Layout, layout_of, path_of
 
 from .budget import BudgetExceeded
 from .class_scope import depends_on_cluster, within_cluster
@@ -106,7 +107,7 @@ class _FreeReader:
                 free[:, column] -= claimed[entry] * amount
         for column in read:
             part, name = layout.entries[column]
-            if layout.parts[part].is_counted_by_node and (of_node := self._rows.free(name)) is not None:
+            if _is_of_node_resource(layout.parts[part], name) and (of_node := self._rows.free(name)) is not None:
                 # What others have of it is known of the node alone.
                 free[:, column] = np.minimum(free[:, column], np.maximum(of_node[self._ids], 0))
         return free
@@ -198,6 +199,11 @@ class InnerCounts:
                 known = limit  # the exact assignment says so
             self._known[key] = known
         return known
+
+
+def _is_of_node_resource(part: InnerPart, name: str) -> bool:
+    """Returns whether the class of a part is devices that the node counts as a resource, too."""
+    return part.device >= 0 and name == part.unit[0] and not is_class(name)
 
 
 def _reduced(layout: Layout, free: NDArray[np.int64], asked: Asked, limit: int) -> NDArray[np.int64]:

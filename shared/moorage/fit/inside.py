@@ -13,8 +13,8 @@ import msgspec
 
 from moorage.collections import LruDict
 from moorage.model.part_names import HW_NUMA_ROOT, is_class
-from moorage.model.part_requests import OneZone
-from moorage.model.shapes import Shape
+from moorage.model.part_requests import OneZone, PartGroup
+from moorage.model.shapes import EXCLUSIVE, Shape
 from moorage.model.slots import STARTING, DeviceGrant, PartAmounts, PodParts, PodPlace
 from moorage.parts import Budget, Request, needs_one_zone, pod_request
 from moorage.parts.arrivals import can_hold, most_equal_pods, starting
@@ -23,6 +23,7 @@ from moorage.parts.device_table import DeviceTable
 from moorage.parts.inside import InnerPart, Layout, part_id
 from moorage.parts.kubelet import Alignment, Kubelet, Step, TopologyManager, ZoneAmounts, aligned_steps, alignment
 from moorage.parts.node_assignment import NodePart, NodeTree, PodShare, assign_on_node
+from moorage.parts.role_request import role_group, with_role_of
 
 from .budget import BudgetExceeded
 from .protocols import Rows
@@ -73,15 +74,19 @@ class Asked:
         )
         #: Claims whose devices the pods have together.
         self.shared = frozenset(group.shared for group in shape.groups if group.shared)
-        self._requests: dict[tuple[frozenset[str] | None, bool], Request] = {}
+        self.role = role_group(shape)
+        self._requests: dict[tuple[frozenset[str] | None, bool, object], Request] = {}
         self._alignments: dict[tuple[TopologyManager, frozenset[str]], Alignment] = {}
 
-    def request(self, zone_classes: frozenset[str], *, in_zone: bool = False, shared: bool = True) -> Request:
-        """Returns the request to a node whose zones offer these classes. `shared`: with the devices that pods have together."""
-        key = zone_classes if self.one_zone or in_zone else None, shared or not self.shared
+    def request(self, static: StaticInside, *, in_zone: bool = False, shared: bool = True) -> Request:
+        """Returns the request to nodes of a layout. `shared`: with the devices that pods have together."""
+        of_layout = static.role_terms(self.role) if self.role is not None else None
+        key = static.zone_classes if self.one_zone or in_zone else None, shared or not self.shared, of_layout
         found = self._requests.get(key)
         if found is None:
             shape = self.shape
+            if self.role is not None:
+                shape = with_role_of(shape, static.layout.inside.roles, static.zone_classes, static.largest)
             if not key[1]:
                 shape = msgspec.structs.replace(shape, groups=[group for group in shape.groups if not group.shared])
             found = pod_request(shape, self.granted, key[0])
@@ -109,7 +114,7 @@ class Asked:
         """Returns, for each class that matters, the unit in which it is given and the most that pods up to `limit` take."""
         amounts: dict[str, list[int]] = {}
         static = StaticInside.of(layout)
-        for group in self.request(static.zone_classes, in_zone=self.prefers_zone).groups.values():
+        for group in self.request(static, in_zone=self.prefers_zone).groups.values():
             for name, amount in group.resources.items():
                 amounts.setdefault(name, []).append(amount)
         found = {name: (gcd(*all_of) or 1, sum(all_of) * limit) for name, all_of in amounts.items()}
@@ -137,6 +142,10 @@ class StaticInside:
             below[i] = i in self.zones or (part.parent >= 0 and below[part.parent])
         self.zone_classes = frozenset(n for i, p in enumerate(parts) if below[i] and p.healthy for n in p.inventories)
         self.reported = frozenset(n for i in self.zones for n in parts[i].inventories)
+        #: The most that a zone has of each class.
+        self.largest: dict[str, int] = {}
+        for name, inventory in ((n, inventory) for i in self.zones for n, inventory in parts[i].inventories.items()):
+            self.largest[name] = max(self.largest.get(name, 0), inventory.total - inventory.reserved)
         self.classes = frozenset(entry.resource for entry in layout.entries)
         inside = layout.inside
         self.table = DeviceTable(inside.devices, inside.device_classes, inside.incomplete_pools)
@@ -152,6 +161,11 @@ class StaticInside:
         for (path, name), entry in layout.entry_at.items():
             for consumed, amount in consumed_entries(layout, parts[layout.at[path]], name):
                 self.consumers.setdefault(consumed, {})[entry] = amount
+
+    def role_terms(self, group: PartGroup) -> object:
+        """Returns what a request for the role of a group depends on."""
+        kind = self.layout.inside.roles.get(group.role.name) if group.role is not None else None
+        return kind, EXCLUSIVE in self.zone_classes, self.largest.get("cpu", 0)
 
     def taken_for(self, classes: Collection[str]) -> set[str]:
         """Returns the other classes of which units of these classes take."""
@@ -345,14 +359,14 @@ class NodeState:
 
     def _requests(self, pods: Sequence[tuple[Asked, int]], *, in_zone: bool) -> Iterator[tuple[int, Request, int]]:
         """Yields kinds of pods with their requests. Devices that pods have together are asked for by the first of them."""
-        zones, shared = self.tree.zone_classes, set[str]()
+        static, shared = self.static, set[str]()
         for kind, (asked, count) in enumerate(pods):
             aligned = in_zone and asked.prefers_zone
             first = 1 if count and asked.shared - shared else 0
             if first and asked.shared:
-                yield kind, asked.request(zones, in_zone=aligned), 1
+                yield kind, asked.request(static, in_zone=aligned), 1
                 shared |= asked.shared
-            yield kind, asked.request(zones, in_zone=aligned, shared=not asked.shared), count - first
+            yield kind, asked.request(static, in_zone=aligned, shared=not asked.shared), count - first
 
     def _with_node(self, requests: Iterable[Request]) -> NodeTree:
         """Returns the tree where the node offers the Kubernetes resources that none of its parts does. How much it has of

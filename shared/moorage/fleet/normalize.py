@@ -11,12 +11,13 @@ from typing import NamedTuple
 import msgspec
 
 from moorage.classes import DeviceSources
+from moorage.model.part_reports import DeviceReport, ZoneReport
 from moorage.model.reports import CpuManager, NodeReport, Taint
 from moorage.model.shapes import EXCLUSIVE
 from moorage.model.slots import PartAmounts
 from moorage.parsing import CAPACITY_MAX, parse_amount
 from moorage.parts import inside as parts_inside
-from moorage.parts.device_parts import COUNTERS, MARK, own_counters, own_devices
+from moorage.parts.device_parts import COUNTERS, own_counters, own_devices, path_in_layout
 from moorage.parts.inside import AddedNames, Inside, Layout, class_amount, layout_of, path_of
 from moorage.podspec import parse_host_port
 
@@ -80,7 +81,7 @@ def normalize_node(node: NodeReport, before: Inside | None = None) -> tuple[Node
 def inside_of(node: NodeReport, before: Inside, allocatable: Mapping[str, int]) -> Inside:
     """Returns what is inside a node: what it reports, and what was reported before of all else."""
     inside = Inside(
-        zones=before.zones if node.zones is None else node.zones,
+        zones=before.zones if node.zones is None else list(map(_static, node.zones)),
         providers=before.providers if node.providers is None else node.providers,
         devices=own_devices(node.name, node.devices),
         counters=own_counters(node.name, node.counters) if node.devices else [],
@@ -88,11 +89,11 @@ def inside_of(node: NodeReport, before: Inside, allocatable: Mapping[str, int]) 
         incomplete_pools=node.incomplete_pools and bool(node.devices),
         topology_manager=node.topology_manager or before.topology_manager,
         cpu_manager=node.cpu_manager.policy if node.cpu_manager is not None else "",
+        roles=node.qos.role_kinds if node.qos is not None and node.qos.gate else {},
     )
     if not (inside.zones or inside.providers or inside.devices):
         return inside
-    amounts = {name: allocatable[name] for name in sorted(parts_inside.classes_in(inside)) if name in allocatable}
-    return msgspec.structs.replace(inside, node=amounts)
+    return _with_amounts(inside, allocatable)
 
 
 def with_additions(row: NodeRow, added: Mapping[str, AddedNames]) -> NodeRow:
@@ -111,9 +112,7 @@ def with_devices(row: NodeRow, sources: DeviceSources) -> NodeRow:
     devices = sources.map(before.devices, row.allocatable, labels)
     if devices == before.devices:
         return row
-    inside = msgspec.structs.replace(before, devices=devices)
-    amounts = {name: row.allocatable[name] for name in parts_inside.classes_in(inside) if name in row.allocatable}
-    inside = msgspec.structs.replace(inside, node=dict(sorted(amounts.items())))
+    inside = _with_amounts(msgspec.structs.replace(before, devices=devices), row.allocatable)
     known = dict(zip(layout_of(row.inside).entry_at, row.in_use, strict=True)) if row.inside else {}
     layout = layout_of(parts_inside.encode(inside))
     return row._replace(inside=layout.source, in_use=tuple(known.get(entry, 0) for entry in layout.entry_at))
@@ -130,23 +129,35 @@ def with_inside(row: NodeRow, inside: Inside, in_use: Mapping[str, Mapping[str, 
 
 def with_parts_of(row: NodeRow, node: NodeReport, pods: Iterable[PartAmounts] = ()) -> NodeRow:
     """Returns the row with the zones and devices that a node agent reports; what it says of their use replaces what was known
-    of it, and is never less than what it says that `pods` take."""
+    of it, and is never less than what it says that `pods` take. Devices of drivers and resources that it does not report stay."""
     before = layout_of(row.inside)
     known = dict(zip(before.entry_at, row.in_use, strict=True))
     found = msgspec.structs.replace(node, providers=before.inside.providers, zones=node.zones or None)
     inside = inside_of(found, before.inside, row.allocatable)
-    if not node.devices:
-        inside = msgspec.structs.replace(inside, devices=before.inside.devices, counters=before.inside.counters)
+    own = {_source_of(device) for device in inside.devices}
+    others = [device for device in before.inside.devices if _source_of(device) not in own]
+    inside = msgspec.structs.replace(inside, devices=[*others, *inside.devices])
+    if others:
+        counters = {(c.driver, c.pool, c.name): c for c in (*before.inside.counters, *inside.counters)}
+        inside = msgspec.structs.replace(
+            inside,
+            counters=list(counters.values()),
+            device_classes=inside.device_classes or before.inside.device_classes,
+            incomplete_pools=inside.incomplete_pools or before.inside.incomplete_pools,
+        )
     if node.cpu_manager is None:
         inside = msgspec.structs.replace(inside, cpu_manager=before.inside.cpu_manager)
-    over, _ = with_inside(row, inside, node.in_use)
+    over, _ = with_inside(row, _with_amounts(inside, row.allocatable), node.in_use)
+    layout = layout_of(over.inside)
+    own_paths = {path_in_layout(device) for device in inside.devices if _source_of(device) in own}
+    own_zones = {f"/{parts_inside.zone_id(zone.id)}" for zone in node.zones or ()}
 
     def reports(path: str) -> bool:
-        return bool(node.devices) if path.startswith(MARK) else path[1:] in node.in_use
+        return path in own_paths or path in own_zones or path[1:] in node.in_use
 
     amounts = [
         amount if reports(path) else known.get((path, name), 0)
-        for (path, name), amount in zip(layout_of(over.inside).entry_at, over.in_use, strict=True)
+        for (path, name), amount in zip(layout.entry_at, over.in_use, strict=True)
     ]
     of_pods: PartAmounts = {}
     for parts in pods:
@@ -155,8 +166,24 @@ def with_parts_of(row: NodeRow, node: NodeReport, pods: Iterable[PartAmounts] = 
             for name, amount in taken.items():
                 here[name] = here.get(name, 0) + amount
     if of_pods:
-        amounts = list(map(max, amounts, _by_entry(layout_of(over.inside), row.name, of_pods)))
+        amounts = list(map(max, amounts, _by_entry(layout, row.name, of_pods)))
     return over._replace(in_use=tuple(amounts))
+
+
+def _static(zone: ZoneReport) -> ZoneReport:
+    """Returns the zone without what changes with each pod: use is told beside the structure."""
+    return zone if zone.exclusive_free is None else msgspec.structs.replace(zone, exclusive_free=None)
+
+
+def _source_of(device: DeviceReport) -> tuple[str, str]:
+    """Returns who gives out the device: a driver, or whoever counts its resource."""
+    return device.driver, "" if device.driver else device.resource or device.kind
+
+
+def _with_amounts(inside: Inside, allocatable: Mapping[str, int]) -> Inside:
+    """Returns what is inside a node with the node's own amounts of it."""
+    names = sorted(parts_inside.classes_in(inside))
+    return msgspec.structs.replace(inside, node={name: allocatable[name] for name in names if name in allocatable})
 
 
 def _used(layout: Layout, node: str, in_use: Mapping[str, Mapping[str, str]]) -> tuple[tuple[int, ...], str]:

@@ -33,10 +33,21 @@ class ZoneReport(Value, kw_only=True, frozen=True):
     cpus: int | str = ""
     memory: str = ""
     reserved: ZoneReserve | None = None
+    exclusive_free: int | None = None  # CPUs that a pod could have for itself now, where an agent tells
     distances: dict[str, int] = {}  # by the other zone's id
-    roles: list[str] = []
+    roles: list[str] = []  # bound to it now
     traits: list[str] = []
     aggregates: list[str] = []
+
+
+class RoleKind(Value, kw_only=True, frozen=True):
+    """What pods of a role get from a node agent. `exclusive`: the main container has its CPUs alone. `one_zone`: they come from
+    one zone, or the pod is refused. `binds`: memory, too. `shares`: several of its pods may be bound to one zone."""
+
+    exclusive: bool = False
+    one_zone: bool = False
+    binds: bool = False
+    shares: bool = False
 
 
 #: A value whose type is not seen from it; one of the fields. Versions, quantities and bandwidths are not ordered as text is.

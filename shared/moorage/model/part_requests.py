@@ -55,6 +55,15 @@ class DeviceAsk(Value, kw_only=True, frozen=True):
     algorithm: str = ""  # by which devices are chosen; empty: the class's or the fleet's
 
 
+class RoleAsk(Value, kw_only=True, frozen=True):
+    """What a pod with a role asks, of which each node's policy says how much it takes of a zone: whole cores of its main container,
+    memory and huge pages."""
+
+    name: str
+    cores: int = 0
+    memory: dict[str, int] = {}
+
+
 class PartGroup(Value, kw_only=True, frozen=True):
     """Amounts that one part gives to one pod, and conditions that this part meets. The group without a suffix is spread: each
     of its classes may come from another part of the tree.
@@ -75,6 +84,7 @@ class PartGroup(Value, kw_only=True, frozen=True):
     in_tree: str = ""  # a part, usually the node, whose tree it must be
     count: int = 1  # so many such parts; each gives `resources`
     devices: tuple[DeviceAsk, ...] = ()
+    role: RoleAsk | None = None  # nodes that tell what the role gets replace `resources` by that
     shared: str = ""  # a claim whose devices all pods that name it have together
     optional: bool = (
         False  # asked for only where an optional need of the group is granted, else left out of all relations
@@ -102,6 +112,13 @@ class OneZone(Value, kw_only=True, frozen=True, tag="oneZone"):
     required: bool = True
 
 
+class RoleZone(Value, kw_only=True, frozen=True, tag="roleZone"):
+    """What plugins of the node's agent give to these groups is of the zone of the first, which is that of a role. Of the others all
+    else may come from anywhere."""
+
+    groups: tuple[str, ...]
+
+
 class RootConditions(Value, kw_only=True, frozen=True, tag="root"):
     """Traits and aggregates of the node itself. `required` and `member_of` are conjunctions of alternatives."""
 
@@ -120,7 +137,7 @@ class AttributeRelation(Value, kw_only=True, frozen=True, tag="attribute"):
     distinct: bool = False
 
 
-Relation = SameSubtree | Isolated | OneZone | RootConditions | AttributeRelation
+Relation = SameSubtree | Isolated | OneZone | RoleZone | RootConditions | AttributeRelation
 
 
 class PodContainer(Value, kw_only=True, frozen=True):

@@ -6,7 +6,15 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from .base import Message, Model, Value
-from .part_reports import CounterSetReport, DeviceClassReport, DeviceReport, ProviderReport, TopologyManager, ZoneReport
+from .part_reports import (
+    CounterSetReport,
+    DeviceClassReport,
+    DeviceReport,
+    ProviderReport,
+    RoleKind,
+    TopologyManager,
+    ZoneReport,
+)
 
 #: A part of a report stays well below 512 kB.
 PART_BYTES = 400_000
@@ -24,18 +32,20 @@ class CpuManager(Value, kw_only=True, frozen=True):
 
 
 class QosReport(Value, kw_only=True, frozen=True):
-    """How a node's agent gives resources: whether its gate is on, how it aligns, and the roles that it knows."""
+    """How a node's agent gives resources: whether its gate is on, how it aligns, and the roles that it knows, with what they get."""
 
     gate: bool = False
     topology_policy: str = ""
     topology_scope: str = ""
     roles: list[str] = []
+    role_kinds: dict[str, RoleKind] = {}
 
 
 class NodeReport(Model, kw_only=True):
     """A node. In a delta, `zones`, `providers` and `topology_manager` that are absent are as before. `in_use` has what
     the pods of the node use of its parts, by the part's id without the node's name (`numa-0`, `numa-0/card-1`), of a device by its id, and class.
-    `counted`: the uids of those pods with a claim whose use of zones `in_use` includes; of pods whose `parts` are told it is known anyway."""
+    `counted`: the uids of those pods with a claim whose use of zones `in_use` includes; of pods whose `parts` are told it is known anyway.
+    A node's agent tells `capacity` and `allocatable` of the resources of its plugins alone, and in `removed` those that are gone."""
 
     name: str
     uid: str = ""
@@ -46,6 +56,7 @@ class NodeReport(Model, kw_only=True):
     unschedulable: bool = False
     capacity: dict[str, str] = {}
     allocatable: dict[str, str] = {}
+    removed: list[str] = []
     requested: dict[str, str] = {}
     pod_count: int = 0
     host_ports: list[str] = []  # used by its pods: 8080/TCP, or 10.0.0.1:53/UDP for a single IP

@@ -24,6 +24,7 @@ from moorage.model.part_reports import (
     InventoryReport,
     PropertyValue,
     ProviderReport,
+    RoleKind,
     TopologyManager,
     ZoneReport,
     ZoneReserve,
@@ -62,6 +63,7 @@ class Inside(Value, kw_only=True, frozen=True):
     incomplete_pools: bool = False  # there are pools for it of which no device counts
     topology_manager: TopologyManager | None = None
     cpu_manager: str = ""  # the policy; empty: not reported
+    roles: dict[str, RoleKind] = {}  # of a node agent's policy
     node: dict[str, int] = {}
     added: dict[str, AddedNames] = {}
 

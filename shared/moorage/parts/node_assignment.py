@@ -355,7 +355,22 @@ class _Maker:
                     for suffixes in (relation.together, relation.apart)
                 )
                 self.problem.subtrees.append(Subtree(together, apart))
+        for bound in request.role_zones:
+            slots = sorted(slot for suffix in bound.groups for slot in number.get(suffix, ()))
+            if slots and bound.zone in number:
+                together = (*number[bound.zone], *slots)
+                self.problem.subtrees.append(Subtree(tuple(sorted(together)), (), self._not_of_plugins()))
         return True
+
+    def _not_of_plugins(self) -> frozenset[int]:
+        """Returns the parts that no plugin of the node's agent gives out of a zone, and no device."""
+        tree, found = self._tree, {NO_DEVICE}
+        zones = [(zone, tree.leave[zone]) for zone in tree.zones]
+        for i, part in enumerate(tree.parts):
+            in_zone = any(zone <= i < leave for zone, leave in zones)
+            if not in_zone or (part.device >= 0 and tree.table.devices[part.device].driver):
+                found.add(i)
+        return frozenset(found)
 
     def _add_devices(self, number: dict[str, Sequence[int]]) -> bool:
         asked = {suffix: group.devices for suffix, group in self._pod.groups.items() if group.devices}

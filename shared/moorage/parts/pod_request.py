@@ -8,10 +8,11 @@ import msgspec
 
 from moorage.model.part_names import HW_NUMA_ROOT
 from moorage.model.part_requests import AttributeRelation, Isolated, OneZone, PartGroup, RootConditions
+from moorage.model.part_requests import RoleZone as RoleZoneRelation
 from moorage.model.part_requests import SameSubtree as SameSubtreeRelation
 from moorage.model.shapes import PODS, Shape
 
-from .request import INTERNAL, NAMELESS, Group, Request, SameSubtree
+from .request import INTERNAL, NAMELESS, Group, Request, RoleZone, SameSubtree
 
 #: The suffix of the group that the one zone of a pod meets.
 ZONE = f"{INTERNAL}zone"
@@ -32,6 +33,7 @@ def pod_request(shape: Shape, granted: Iterable[int] = (), zone_classes: Collect
     same_subtree: list[SameSubtree] = []
     isolated: set[str] = set()
     attributes: list[AttributeRelation] = []
+    role_zones: list[RoleZone] = []
     root = RootConditions()
     for relation in shape.relations:
         if isinstance(relation, SameSubtreeRelation):
@@ -40,6 +42,8 @@ def pod_request(shape: Shape, granted: Iterable[int] = (), zone_classes: Collect
                 same_subtree.append(SameSubtree(together, apart))
         elif isinstance(relation, Isolated):
             isolated |= _of(copies, relation.groups)
+        elif isinstance(relation, RoleZoneRelation):
+            role_zones.append(RoleZone(relation.groups[0], _of(copies, relation.groups[1:])))
         elif isinstance(relation, AttributeRelation):
             attributes.append(relation)
         elif isinstance(relation, RootConditions):
@@ -51,6 +55,7 @@ def pod_request(shape: Shape, granted: Iterable[int] = (), zone_classes: Collect
         same_subtree=tuple(same_subtree),
         isolated=frozenset(isolated),
         attributes=tuple(attributes),
+        role_zones=tuple(role_zones),
         root_required=tuple(map(frozenset, root.required)),
         root_forbidden=frozenset(root.forbidden),
         root_member_of=tuple(map(frozenset, root.member_of)),

@@ -34,6 +34,13 @@ class SameSubtree(NamedTuple):
     apart: frozenset[str] = frozenset()
 
 
+class RoleZone(NamedTuple):
+    """The part of `zone` is the ancestor of those parts of `groups` that plugins of the node's agent give out."""
+
+    zone: str
+    groups: frozenset[str]
+
+
 class Request(NamedTuple):
     groups: Mapping[str, Group]
     same_subtree: tuple[SameSubtree, ...] = ()
@@ -43,3 +50,4 @@ class Request(NamedTuple):
     root_member_of: tuple[frozenset[str], ...] = ()
     root_not_member_of: frozenset[str] = frozenset()
     attributes: tuple[AttributeRelation, ...] = ()  # of devices
+    role_zones: tuple[RoleZone, ...] = ()

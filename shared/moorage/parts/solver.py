@@ -32,10 +32,12 @@ class Slot(NamedTuple):
 
 
 class Subtree(NamedTuple):
-    """Slots whose parts have one of them as their common ancestor, and slots whose parts are not on a line with it."""
+    """Slots whose parts have one of them as their common ancestor, and slots whose parts are not on a line with it. `anywhere`:
+    parts that are allowed beside those."""
 
     together: tuple[int, ...]
     apart: tuple[int, ...] = ()
+    anywhere: frozenset[int] = frozenset()
 
 
 @dataclass(slots=True)
@@ -96,7 +98,7 @@ def _rooted(
         return
     found = problem.subtrees[relation]
     slots = problem.slots
-    candidates = sorted({slots[s].parts[k] for s in found.together for k in domains[s]})
+    candidates = sorted({slots[s].parts[k] for s in found.together for k in domains[s]} - found.anywhere)
     for top in candidates:
         if budget.left <= 0:
             return
@@ -106,7 +108,9 @@ def _rooted(
         leave = problem.leave[top]
         narrowed = list(domains)
         for s in found.together:
-            narrowed[s] = [k for k in domains[s] if top <= slots[s].parts[k] < leave]
+            narrowed[s] = [
+                k for k in domains[s] if top <= slots[s].parts[k] < leave or slots[s].parts[k] in found.anywhere
+            ]
         for s in found.apart:
             narrowed[s] = [
                 k

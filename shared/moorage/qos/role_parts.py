@@ -6,6 +6,9 @@ from __future__ import annotations
 import re
 
 from moorage.model.part_names import CUSTOM
+from moorage.model.part_reports import RoleKind
+from moorage.model.part_requests import RoleAsk
+from moorage.model.shapes import EXCLUSIVE
 
 from .node_policy import ALIASES, BUILT_IN_ROLES, RoleSpec
 
@@ -42,6 +45,24 @@ def lock_amount(name: str, role: RoleSpec) -> int:
     """Returns how much of the lock of its zone a pod takes."""
     shares = ALIASES.get(name, name) in {ALIASES.get(other, other) for other in role.shares_numa_with}
     return 1 if shares else LOCK_TOTAL
+
+
+def group_of_resource(resource: str) -> str:
+    """Returns the suffix of the group of an extended resource of a pod with a role."""
+    return f"{ROLE_GROUP}/{resource}"
+
+
+def role_amounts(ask: RoleAsk, kind: RoleKind, *, counts_exclusive: bool = False) -> dict[str, int]:
+    """Returns what a pod takes of its zone, where its role gets this. `counts_exclusive`: the zone tells CPUs that pods have alone."""
+    found: dict[str, int] = {}
+    if kind.exclusive and kind.one_zone:
+        found["cpu"] = ask.cores * 1000
+        if counts_exclusive:
+            found[EXCLUSIVE] = ask.cores
+    if kind.binds:
+        found |= ask.memory
+        found[ROLE_LOCK] = 1 if kind.shares else LOCK_TOTAL
+    return {name: amount for name, amount in found.items() if amount}
 
 
 def known_role(name: str) -> RoleSpec | None:

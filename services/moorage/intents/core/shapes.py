@@ -12,7 +12,6 @@ import msgspec
 
 from moorage.model.documents import Need, ObjectRef
 from moorage.model.part_names import is_part_class
-from moorage.model.part_requests import PartGroup
 from moorage.model.shapes import EXCLUSIVE, PODS, NeedRef, OptionalNeed, Requirement, Shape
 from moorage.podspec import (
     GATE,
@@ -40,7 +39,7 @@ from .machine_needs import MachineNeed
 from .manifest_rules import AppObjects
 from .part_groups import PartNeeds, alignment, part_amounts, part_needs
 from .pod_templates import PodTemplate, rollout_of
-from .role_parts import role_group
+from .role_parts import with_role
 
 _canonical = msgspec.json.Encoder(order="deterministic").encode
 
@@ -179,9 +178,7 @@ def _shape(
         for group in parts.groups
         if group.devices and not group.optional and all(group.suffix != need.name for need in needs)
     ]
-    role = _role_of(pods, list(mandatory.values()), diagnostics)
-    if role is not None:
-        parts = parts._replace(groups=[*parts.groups, role])
+    parts = _with_role(pods, parts, list(mandatory.values()), diagnostics)
     aligned = alignment(list(mandatory.values()))
     inside = (parts, aligned) if any(parts) or aligned.containers else ()
     return Shape(
@@ -207,13 +204,15 @@ def _shape(
     )
 
 
-def _role_of(pods: PodTemplate, containers: Sequence[ContainerResources], diagnostics: Diagnostics) -> PartGroup | None:
+def _with_role(
+    pods: PodTemplate, parts: PartNeeds, containers: Sequence[ContainerResources], diagnostics: Diagnostics
+) -> PartNeeds:
     metadata = pods.template.get("metadata") or {}
     annotations = metadata.get("annotations") or {}
     role, _, problem = chosen_role(metadata.get("labels") or {}, annotations)
     if problem:
         diagnostics.warn("RoleUnknown", f"{pods.object}: {problem}; every node refuses such a pod")
-    return role_group(role, pods.namespace, annotations.get(MAIN_CONTAINER, ""), containers)
+    return with_role(parts, role, pods.namespace, annotations.get(MAIN_CONTAINER, ""), containers)
 
 
 def _hash(value: Any) -> str:

@@ -16,6 +16,7 @@ from moorage.fleet import NodeRow, exclusive_cores, with_parts_of
 from moorage.model.names import untoken
 from moorage.model.reports import AdmissionReport, NodeReport, Report
 from moorage.model.slots import PartAmounts
+from moorage.parsing import parse_amount
 from moorage.parts.inside import class_amount
 
 from .report_sessions import ReportSession
@@ -54,10 +55,11 @@ class _Own(NamedTuple):
     extras: bytes
     inside: bytes
     in_use: tuple[int, ...]
+    allocatable: dict[str, int]
 
     @classmethod
     def of(cls, row: NodeRow) -> _Own:
-        return cls(row.exclusive, row.extras, row.inside, row.in_use)
+        return cls(row.exclusive, row.extras, row.inside, row.in_use, row.allocatable)
 
 
 class _NodeFields:
@@ -78,15 +80,30 @@ class _NodeFields:
     def over(self, row: NodeRow) -> NodeRow:
         node = self.node
         exclusive = row.exclusive if node.cpu_manager is None else exclusive_cores(node.cpu_manager)
-        row = row._replace(exclusive=exclusive)
+        row = row._replace(exclusive=exclusive, allocatable=self._bounded(row.allocatable))
         own = {"devices": node.devices, "qos": node.qos, "admissions": self._refused()}
         if any(own.values()):
             extras: dict[str, Any] = msgspec.json.decode(row.extras) if row.extras else {}
+            own["devices"] = [d for d in extras.get("devices", []) if d.get("driver")] + node.devices
             extras |= {name: value for name, value in own.items() if value}
             row = row._replace(extras=msgspec.json.encode(extras))
         if node.zones or node.devices or self.parts:
             row = with_parts_of(row, node, self.parts.values())
         return row
+
+    def _bounded(self, allocatable: dict[str, int]) -> dict[str, int]:
+        """Returns the amounts of the node, of resources of the agent's plugins no more than these have now. The cluster's agent
+        hears of that later, by the node's status."""
+        found = allocatable
+        told = {**self.node.allocatable, **dict.fromkeys(self.node.removed, "0")}
+        for name, text in told.items():
+            if "/" in name and name in found:
+                try:
+                    least = max(0, parse_amount(name, text, False))
+                except ValueError:
+                    continue
+                found = {**found, name: min(found[name], least)}
+        return found
 
     def _refused(self) -> list[AdmissionReport]:
         """Returns the pods that were refused last."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
+from moorage.model.part_reports import DeviceReport
 from moorage.model.reports import AdmissionReport, CpuManager, NodeReport, PodReport, parts_of
 from moorage.qos.admission import PodRecord
+from moorage.qos.device_reports import DeviceAmounts
 from moorage.qos.machine import Machine
 from moorage.qos.messages import Refusal
 from moorage.qos.node_policy import NodePolicy
@@ -37,9 +39,24 @@ class NodeRows(NamedTuple):
 NOTHING = NodeRows(b"", {}, {})
 
 
+class Offered(NamedTuple):
+    """What plugins that are not built in have to give: their devices, the amounts of the node by resource, and the resources that
+    are gone. `held` returns what a pod has of the devices."""
+
+    devices: Sequence[DeviceReport] = ()
+    capacity: Mapping[str, int] = {}
+    allocatable: Mapping[str, int] = {}
+    removed: Sequence[str] = ()
+    held: Callable[[str, PodRecord], DeviceAmounts] = lambda uid, record: {}
+
+
+NO_DEVICES = Offered()
+
+
 class _Known(NamedTuple):
     record: PodRecord
     amounts: ZoneAmounts
+    devices: DeviceAmounts
     pod: bytes
     admission: bytes
 
@@ -61,22 +78,34 @@ class NodeDescription:
         enabled: bool,
         exclusive_free: int,
         offered: Mapping[str, int],
+        plugins: Offered = NO_DEVICES,
+        zones_free: Mapping[int, int] | None = None,
     ) -> NodeRows:
-        """Returns what is to be reported now. `refused`: the pods that were refused last, with the first reason. With the gate off
-        only zones are told, and no role is open."""
+        """Returns what is to be reported now. `refused`: the pods that were refused last, with the first reason. `zones_free`: the
+        CPUs of each zone that pods could have alone; None: they get none. With the gate off only zones are told, and no role is
+        open."""
         if policy is not self._policy:
             self._known, self._policy = {}, policy
-        self._known = {uid: self._pod(uid, record, policy) for uid, record in records.items()}
+        self._known = {
+            uid: self._pod(uid, record, policy, plugins.held(uid, record)) for uid, record in records.items()
+        }
         in_use = _summed(known.amounts for known in self._known.values())
+        used = {f"numa-{zone}": amount_texts(found) for zone, found in in_use.items()}
+        for path, amounts in _summed(known.devices for known in self._known.values()).items():
+            used[path] = amount_texts(amounts)
         there = roles_there((known.record.pod.role, known.amounts) for known in self._known.values())
-        zones = zone_reports(self._machine, policy, there, offered if enabled else {})
+        zones = zone_reports(self._machine, policy, there, offered if enabled else {}, zones_free if enabled else None)
         if not enabled:
             zones = [msgspec.structs.replace(zone, traits=[]) for zone in zones]
         node = NodeReport(
             name=self._name,
             cpu_manager=CpuManager(policy="static", exclusive_free=exclusive_free) if enabled else None,
             zones=zones,
-            in_use={f"numa-{zone}": amount_texts(found) for zone, found in in_use.items()},
+            devices=list(plugins.devices),
+            capacity={name: str(amount) for name, amount in sorted(plugins.capacity.items())},
+            allocatable={name: str(amount) for name, amount in sorted(plugins.allocatable.items())},
+            removed=sorted(plugins.removed),
+            in_use=used,
             counted=sorted(records),
             qos=qos_report(policy, enabled=enabled),
         )
@@ -87,21 +116,27 @@ class NodeDescription:
                 admissions[uid] = _encode(said)
         return NodeRows(_encode(node), {uid: known.pod for uid, known in self._known.items()}, admissions)
 
-    def _pod(self, uid: str, record: PodRecord, policy: NodePolicy) -> _Known:
+    def _pod(self, uid: str, record: PodRecord, policy: NodePolicy, devices: DeviceAmounts) -> _Known:
         known = self._known.get(uid)
-        if known is not None and known.record is record:
+        if known is not None and known.record is record and known.devices == devices:
             return known
         amounts = zone_amounts(record, policy)
         parts = {f"{self._name}/numa-{zone}": amount_texts(found) for zone, found in amounts.items()}
-        return _Known(record, amounts, _encode(PodReport(uid=uid, parts=parts)), _encode(AdmissionReport(pod=uid)))
+        parts |= {f"{self._name}/{path}": amount_texts(found) for path, found in devices.items()}
+        return _Known(
+            record, amounts, devices, _encode(PodReport(uid=uid, parts=parts)), _encode(AdmissionReport(pod=uid))
+        )
 
 
-def _summed(amounts: Iterable[ZoneAmounts]) -> ZoneAmounts:
-    total: ZoneAmounts = {}
+_Part = TypeVar("_Part", int, str)
+
+
+def _summed(amounts: Iterable[Mapping[_Part, Mapping[str, float]]]) -> dict[_Part, dict[str, float]]:
+    total: dict[_Part, dict[str, float]] = {}
     for found in amounts:
-        for zone, here in found.items():
+        for part, here in found.items():
             for name, amount in here.items():
-                classes = total.setdefault(zone, {})
+                classes = total.setdefault(part, {})
                 classes[name] = classes.get(name, 0) + amount
     return total
 

@@ -88,9 +88,10 @@ class PolicyZones:
         nics = sum({1 << nic.numa for nic in policy.spec.nics or ()})
         every = (1 << self.topology.machine.zones) - 1
         offered = {"cpu": every, "memory": every, "NIC": nics}
-        zones = zone_reports(self.topology.machine, policy, roles_there(pods), offered)
         cpu = self._plugins[CPU]
-        free = cpu.capacity(cpu.free()) if isinstance(cpu, CpuPlugin) else 0
+        assert isinstance(cpu, CpuPlugin)
+        free = cpu.capacity(cpu.free())
+        zones = zone_reports(self.topology.machine, policy, roles_there(pods), offered, cpu.free_by_zone())
         return PolicyUse(texts, tuple(counted), _encode(zones), free, _encode(qos_report(policy)))
 
 

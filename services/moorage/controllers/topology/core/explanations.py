@@ -13,11 +13,14 @@ from numpy.typing import NDArray
 from moorage.fit import Unassigned, assign
 from moorage.fit.cluster_fit import compute_fit, rows_of_clusters
 from moorage.fit.inner_rows import nodes_by_layout
+from moorage.fit.inside import StaticInside
 from moorage.model.part_names import HW_NUMA_ROOT, is_class
+from moorage.model.part_requests import RoleZone
 from moorage.parsing import format_amount, readable_amount
 from moorage.parts import Group, pod_request
 from moorage.parts.pod_request import ZONE
 from moorage.parts.properties import meets
+from moorage.parts.role_request import role_group, with_role_of
 from moorage.qos.role_parts import ROLE_GROUP, known_trait
 from moorage.sdk import EXCLUSIVE, Fleet, Isolated, Mask, OneZone, Reason, RootConditions, SameSubtree, Shape
 
@@ -46,7 +49,7 @@ class PartExplanations:
     """The reasons for one shape, about clusters that have room for it but not inside their nodes."""
 
     def __init__(self, fleet: Fleet, app: str, shape: Shape, clusters: Mask) -> None:
-        self._fleet, self._app, self._shape, self._left = fleet, app, shape, clusters.copy()
+        self._fleet, self._app, self._left = fleet, app, clusters.copy()
         self._sample: Mask = np.zeros(fleet.size, np.bool_)
         parts = fleet.parts
         rows = np.flatnonzero(parts.node[: parts.n] >= 0).astype(np.int64)
@@ -54,6 +57,7 @@ class PartExplanations:
         self._cluster = fleet.cluster[parts.node[rows]]
         keep = clusters[self._cluster]
         self._rows, self._cluster = rows[keep], self._cluster[keep]
+        self._shape = self._as_asked(shape)
         self._free_of: dict[str, _Rows] = {}
 
     def reasons(self) -> list[tuple[Reason, Mask]]:
@@ -64,6 +68,18 @@ class PartExplanations:
         if self._left.any():
             found += self._of_relations()
         return found
+
+    def _as_asked(self, shape: Shape) -> Shape:
+        """Returns the shape with what its role gets on the first of these nodes that tells that."""
+        own = role_group(shape)
+        if own is None or own.role is None or self._fleet.layout is None:
+            return shape
+        numbers = np.unique(self._fleet.layout[self._fleet.parts.node[self._rows]])
+        for layout in (self._fleet.parts.layouts.found[number] for number in numbers.tolist()):
+            if own.role.name in layout.inside.roles:
+                static = StaticInside.of(layout)
+                return with_role_of(shape, layout.inside.roles, static.zone_classes, static.largest)
+        return shape
 
     # -- groups ----------------------------------------------------------------------------------------------------------
 
@@ -176,7 +192,8 @@ class PartExplanations:
             return
         text = f"of {int(np.count_nonzero(among))} parts that could be {name} of {self._shape.object}, none has "
         text += " and ".join(f"{readable_amount(c, n)} {c}" for c, n in resources.items()) + " free"
-        yield self._numbers("PartShort", clusters, text, nearest, group=suffix), clusters
+        code = "ZoneShort" if suffix == ROLE_GROUP else "PartShort"
+        yield self._numbers(code, clusters, text, nearest, group=suffix), clusters
 
     def _without(self, serving: Mask, node: Mask) -> Mask:
         """Returns the clusters that are left and have no such part or node, and counts them as explained."""
@@ -379,6 +396,8 @@ def _described(relation: object) -> tuple[str, str]:
         return f"isolate {','.join(relation.groups)}", f"a part of their own for {', '.join(relation.groups)}"
     if isinstance(relation, RootConditions):
         return "root", "the traits and aggregates that the node must have"
+    if isinstance(relation, RoleZone):
+        return "roleZone", "devices of the node's agent in the zone of its role"
     return "zone", "all of it in one zone is required"
 
 

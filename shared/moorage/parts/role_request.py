@@ -1,0 +1,34 @@
+"""Replaces what a pod with a role asks of a zone by what the policy of a kind of node gives to the role."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import msgspec
+
+from moorage.model.part_reports import RoleKind
+from moorage.model.part_requests import PartGroup, RoleZone
+from moorage.model.shapes import EXCLUSIVE, Shape
+from moorage.qos.role_parts import role_amounts
+
+
+def role_group(shape: Shape) -> PartGroup | None:
+    """Returns the group of a pod's role; None if it has none."""
+    return next((group for group in shape.groups if group.role is not None), None)
+
+
+def with_role_of(
+    shape: Shape, roles: Mapping[str, RoleKind], zone_classes: Collection[str], largest: Mapping[str, int]
+) -> Shape:
+    """Returns the shape as it asks nodes with these roles. `largest`: the most that a zone has of each class, in use or not: who needs
+    more CPUs than that has them of several zones, unless it is bound. Nodes that tell no roles are asked as before."""
+    own = role_group(shape)
+    kind = roles.get(own.role.name) if own is not None and own.role is not None else None
+    if own is None or own.role is None or kind is None:
+        return shape
+    if not kind.binds and own.role.cores * 1000 > largest.get("cpu", 0):
+        kind = msgspec.structs.replace(kind, one_zone=False)
+    amounts = role_amounts(own.role, kind, counts_exclusive=EXCLUSIVE in zone_classes)
+    groups = [msgspec.structs.replace(g, resources=amounts) if g is own else g for g in shape.groups]
+    relations = [r for r in shape.relations if kind.one_zone or not isinstance(r, RoleZone)]
+    return msgspec.structs.replace(shape, groups=groups, relations=relations)
