@@ -99,7 +99,7 @@ async def test_what_a_node_s_agent_refuses_runs_elsewhere(tmp_path: Any) -> None
             return bool(nodes) and pod.node not in nodes
 
         await eventually(moved, 30, "the claim is elsewhere")
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 10, "0.6 s on a quiet machine"
         _, why = await asyncio.to_thread(slots, mesh)
         warned = [warning for warning in why["warnings"] if warning["code"] == "NodeRefused"]
         assert warned and WORDS in warned[0]["message"] and pod.node in warned[0]["message"]

@@ -86,8 +86,8 @@ async def test_the_mesh_sees_what_zones_have_left_and_who_was_refused(mesh: Mesh
         assert "storage-service" in seen()["qos"]["roles"]
         agent.admit("a", "storage-service", 20)
         started = time.monotonic()
-        await until(lambda: used(0) == "20", 10, "the admission is seen")
-        assert time.monotonic() - started < 5
+        await until(lambda: used(0) == "20", 40, "the admission is seen")
+        assert time.monotonic() - started < 20, "a fifth of a second on a quiet machine"
         assert [zone.get("roles", []) for zone in seen()["zones"]] == [["storage-service"], []]
         agent.admit("b", "reranker", 39)
         await until(lambda: bool(seen().get("admissions")), 10, "the refusal is seen")
