@@ -16,6 +16,7 @@ import pytest_asyncio
 
 from moorage.qos.cpusets import parse_cpuset
 from moorage_testkit.failpoints import Failpoints
+from moorage_testkit.polling import until
 
 from .machines import write_policy
 from .test_examples import POOLS, RESERVED, Stand
@@ -69,6 +70,27 @@ async def test_killed_at(stand: Stand, tmp_path: Path, point: str) -> None:
     assert stand.runtime.cpus(offline) == "14-39,54-79"
     items = await stand.agent.ask("allocations")
     assert len(items) == 3 and all(item["applied"] for item in items)
+
+
+async def test_what_a_plugin_still_has_of_a_pod_that_is_gone_is_taken_back(stand: Stand, tmp_path: Path) -> None:
+    """The agent is killed when its checkpoint has no record of the pod any more, and before plugins hear of it."""
+    failpoints = Failpoints(tmp_path / "failpoints")
+    stand.agent._environment = failpoints.environment
+    stand.agent._arguments += ("--qos-resource-manager-reconcile-period", "1s")
+    write_policy(stand.policy, pools=POOLS)
+    await stand.start()
+    assert stand.runtime.cpus(await stand.run("own", "storage-service", "10", "10G")) == "0-9"
+    state = stand.agent.root / "cpu_plugin_state"
+    await until(lambda: state.exists() and "uid-own" in state.read_text())
+    failpoints.arm("node.state.renamed")
+    with contextlib.suppress(grpc.aio.AioRpcError):
+        await stand.remove("own")
+    await until(lambda: failpoints.happened("node.state.renamed"))
+    assert "uid-own" in state.read_text()
+    await stand.agent.kill()
+    await stand.agent.start()
+    await until(lambda: "uid-own" not in state.read_text())
+    assert stand.runtime.cpus(await stand.run("next", "storage-service", "10", "10G")) == "0-9"
 
 
 async def test_an_exclusive_set_waits_until_others_have_left_it(stand: Stand) -> None:

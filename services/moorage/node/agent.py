@@ -60,6 +60,8 @@ from .updaters import CgroupReader, CriUpdater, NriUpdater
 log = structlog.get_logger("node")
 
 STATE = "qos_resource_manager_state"
+#: Seconds after which the state files of built-in plugins follow the checkpoint.
+_STATE_DELAY = 0.1
 #: The directory that is taken by one agent at a time.
 _LOCK = "lock"
 
@@ -213,7 +215,7 @@ class NodeAgent:
 
     async def _start_plugin(self, name: str) -> None:
         plugin = builtin_plugin(name, self.policy.policy, self.machine, self.cards())
-        server = PluginServer(plugin, StateFile(self.settings.root / f"{name}_plugin_state"))
+        server = PluginServer(plugin, StateFile(self.settings.root / f"{name}_plugin_state"), _STATE_DELAY)
         if problem := server.load():
             self.add_problem(problem)
         pods = {uid: record.pod for uid, record in self.admission.records.items()}
@@ -299,7 +301,8 @@ class NodeAgent:
             state = self._pool_state(cpu)
             if cpu is not None and state == self._pools:
                 return
-            await self.refresh(["cpu"])
+            if cpu is None or self._pools is None or _has_pooled(cpu):
+                await self.refresh(["cpu"])
             self._measure()
             found = await self.adjuster.adjust()
             self._pools = state if not found.failed else None
@@ -446,7 +449,13 @@ class NodeAgent:
         self.devices.wake()
 
     def _policy_changed(self) -> None:
+        self._pools = None
         for server in self.servers.values():
             server.plugin.set_policy(self.policy.policy)  # type: ignore[attr-defined]
             server.save()
         self.spawn(self.settle())
+
+
+def _has_pooled(cpu: CpuPlugin) -> bool:
+    """Returns whether a container runs in a pool. What others have is theirs alone, and changes with their own admission only."""
+    return any(entry.pool and not entry.cpus for pod in cpu.entries.values() for entry in pod.values())

@@ -1,16 +1,20 @@
-"""Serves a built-in plugin over its own socket, as any other plugin is served. Its state is on disk before it answers."""
+"""Serves a built-in plugin over its own socket, as any other plugin is served. As a process of its own, its state is on disk before
+it answers; in the agent, the agent's checkpoint is, and what the plugin's own file lacks is taken from there."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 import grpc.aio
 import msgspec
+import structlog
 
-from moorage.qos.messages import AllocationRefused, ResourcePlugin
+from moorage.qos.messages import AllocationRefused, ResourcePlugin, ResourceRequest
 
 from . import grpc_unix
 from . import plugin_messages as messages
@@ -19,14 +23,40 @@ from .api import resourceplugin_pb2 as wire
 from .plugin_endpoint import REFUSAL
 from .state_file import StateFile
 
+log = structlog.get_logger("node")
+
 TYPE, VERSION = "ResourcePlugin", "v1alpha1"
 
 
-class PluginServer:
-    """One built-in plugin with its socket and its state file."""
+class _Call(NamedTuple):
+    """A call about one resource: its messages, how the request is read, and which of its fields the answer repeats."""
 
-    def __init__(self, plugin: ResourcePlugin, state: StateFile, on_change: Callable[[], None] = lambda: None) -> None:
-        self.plugin, self._state, self._on_change = plugin, state, on_change
+    request: type[Any]
+    answer: type[Any]
+    read: Callable[[Any], ResourceRequest]
+    echoed: tuple[str, ...]
+
+    def respond(self, message: Any, **result: Any) -> bytes:
+        repeated = {name: getattr(message, name) for name in self.echoed}
+        answer: bytes = self.answer(**repeated, **result).SerializeToString()
+        return answer
+
+
+_OF_POD = ("pod_uid", "pod_namespace", "pod_name", "pod_role", "pod_type", "resource_name")
+_OF_CONTAINER = (*_OF_POD, "container_name", "container_type", "container_index")
+_HINTS = _Call(wire.ResourceRequest, wire.ResourceHintsResponse, messages.read_container_request, _OF_CONTAINER)
+_POD_HINTS = _Call(wire.PodResourceRequest, wire.PodResourceHintsResponse, messages.read_pod_request, _OF_POD)
+_ALLOCATE = _HINTS._replace(answer=wire.ResourceAllocationResponse)
+_ALLOCATE_POD = _POD_HINTS._replace(answer=wire.PodResourceAllocationResponse)
+
+
+class PluginServer:
+    """One built-in plugin with its socket and its state file. `delay`: seconds after which changes are written at the latest, where
+    somebody else has written them before they count; 0: before the answer."""
+
+    def __init__(self, plugin: ResourcePlugin, state: StateFile, delay: float = 0.0) -> None:
+        self.plugin, self._state, self._delay = plugin, state, delay
+        self._due: asyncio.TimerHandle | None = None
         self._server: grpc.aio.Server | None = None
         self._written = b""
         self.rejected = ""  # why the agent did not register it
@@ -57,6 +87,8 @@ class PluginServer:
     async def stop(self) -> None:
         if self._server is not None:
             await self._server.stop(0.5)
+        if self._due is not None:
+            self._save_later()
 
     def _registration(self) -> grpc.GenericRpcHandler:
         async def info(_request: bytes, _context: Any) -> bytes:
@@ -74,10 +106,10 @@ class PluginServer:
         return _handler(
             "resourceplugin.v1alpha1.ResourcePlugin",
             {
-                "GetTopologyHints": _answer(self._hints),
-                "GetPodTopologyHints": _answer(self._pod_hints),
-                "Allocate": _answer(self._allocate),
-                "AllocateForPod": _answer(self._allocate_pod),
+                "GetTopologyHints": _answer(partial(self._hints, _HINTS)),
+                "GetPodTopologyHints": _answer(partial(self._hints, _POD_HINTS)),
+                "Allocate": _answer(partial(self._allocate, _ALLOCATE)),
+                "AllocateForPod": _answer(partial(self._allocate, _ALLOCATE_POD)),
                 "RemovePod": _answer(self._remove_pod),
                 "GetResourcesAllocation": _answer(self._resources_allocation),
                 "GetTopologyAwareResources": _answer(self._topology_aware_resources),
@@ -87,69 +119,16 @@ class PluginServer:
             },
         )
 
-    def _hints(self, request: bytes) -> bytes:
-        message = wire.ResourceRequest.FromString(request)
-        hints = self.plugin.topology_hints(messages.read_container_request(message))
-        answer = wire.ResourceHintsResponse(
-            pod_uid=message.pod_uid,
-            pod_namespace=message.pod_namespace,
-            pod_name=message.pod_name,
-            container_name=message.container_name,
-            container_type=message.container_type,
-            container_index=message.container_index,
-            pod_role=message.pod_role,
-            pod_type=message.pod_type,
-            resource_name=message.resource_name,
-            resource_hints=messages.hints_entries(hints),
-        )
-        return answer.SerializeToString()
+    def _hints(self, call: _Call, data: bytes) -> bytes:
+        message = call.request.FromString(data)
+        hints = messages.hints_entries(self.plugin.topology_hints(call.read(message)))
+        return call.respond(message, resource_hints=hints)
 
-    def _pod_hints(self, request: bytes) -> bytes:
-        message = wire.PodResourceRequest.FromString(request)
-        hints = self.plugin.topology_hints(messages.read_pod_request(message))
-        answer = wire.PodResourceHintsResponse(
-            pod_uid=message.pod_uid,
-            pod_namespace=message.pod_namespace,
-            pod_name=message.pod_name,
-            pod_role=message.pod_role,
-            pod_type=message.pod_type,
-            resource_name=message.resource_name,
-            resource_hints=messages.hints_entries(hints),
-        )
-        return answer.SerializeToString()
-
-    def _allocate(self, request: bytes) -> bytes:
-        message = wire.ResourceRequest.FromString(request)
-        given = self.plugin.allocate(messages.read_container_request(message))
+    def _allocate(self, call: _Call, data: bytes) -> bytes:
+        message = call.request.FromString(data)
+        given = self.plugin.allocate(call.read(message))
         self._changed()
-        answer = wire.ResourceAllocationResponse(
-            pod_uid=message.pod_uid,
-            pod_namespace=message.pod_namespace,
-            pod_name=message.pod_name,
-            container_name=message.container_name,
-            container_type=message.container_type,
-            container_index=message.container_index,
-            pod_role=message.pod_role,
-            pod_type=message.pod_type,
-            resource_name=message.resource_name,
-            allocation_result=messages.allocation_message(given),
-        )
-        return answer.SerializeToString()
-
-    def _allocate_pod(self, request: bytes) -> bytes:
-        message = wire.PodResourceRequest.FromString(request)
-        given = self.plugin.allocate(messages.read_pod_request(message))
-        self._changed()
-        answer = wire.PodResourceAllocationResponse(
-            pod_uid=message.pod_uid,
-            pod_namespace=message.pod_namespace,
-            pod_name=message.pod_name,
-            pod_role=message.pod_role,
-            pod_type=message.pod_type,
-            resource_name=message.resource_name,
-            allocation_result=messages.allocation_message(given),
-        )
-        return answer.SerializeToString()
+        return call.respond(message, allocation_result=messages.allocation_message(given))
 
     def _remove_pod(self, request: bytes) -> bytes:
         self.plugin.remove_pod(wire.RemovePodRequest.FromString(request).pod_uid)
@@ -179,8 +158,19 @@ class PluginServer:
         return messages.options_message(self.plugin.options).SerializeToString()
 
     def _changed(self) -> None:
-        self.save()
-        self._on_change()
+        if not self._delay:
+            self.save()
+        elif self._due is None:
+            self._due = asyncio.get_running_loop().call_later(self._delay, self._save_later)
+
+    def _save_later(self) -> None:
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None
+        try:
+            self.save()
+        except OSError as error:
+            log.error("the state of a plugin cannot be written", plugin=self.plugin.name, error=str(error))
 
 
 def _answer(method: Callable[[bytes], bytes]) -> Callable[[bytes, Any], Any]:

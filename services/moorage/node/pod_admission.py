@@ -80,6 +80,8 @@ class PodAdmission:
         self.records: dict[str, PodRecord] = {}
         #: Pods that some plugins have not been told to forget yet: uid → those plugins.
         self.removing: dict[str, set[str]] = {}
+        #: Pods that plugins know and the agent does not, since a crash between the two.
+        self.unrecorded: set[str] = set()
         self.outcomes: OrderedDict[str, Outcome] = OrderedDict()
         self.on_outcome: Callable[[Outcome], None] = lambda outcome: None
         #: Notified when something was given back.
@@ -348,6 +350,10 @@ class PodAdmission:
             known = self._source.get(uid)
             if (known is not None and known.ended) or (self._source.is_gone(uid) and not self._index.is_live(uid)):
                 self.release(uid)
+        self.unrecorded -= self.records.keys()
+        for uid in [uid for uid in self.unrecorded if self._source.is_gone(uid) and not self._index.is_live(uid)]:
+            self.unrecorded.discard(uid)
+            self._forget(uid)
 
     def take_over(self, records: Mapping[str, PodRecord]) -> None:
         """Replaces what pods have by what their plugins say now."""

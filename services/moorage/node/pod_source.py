@@ -162,10 +162,10 @@ class ManifestDirectory:
         watch = DirectoryWatch(self._directory, self._dirty.set)
         try:
             while True:
+                self._dirty.clear()  # before the files are read: what changes meanwhile is read again
                 if await asyncio.to_thread(self._read) or not self._source.listed.is_set():
                     self._take({uid: found for file in self._files.values() for uid, found in file.manifests.items()})
                 self._source.listed.set()
-                self._dirty.clear()
                 try:
                     await asyncio.wait_for(self._dirty.wait(), 30.0)
                     await asyncio.sleep(SETTLE)

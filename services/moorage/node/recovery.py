@@ -49,6 +49,8 @@ class Recovery:
         self._rebuild()
         await self._wait_for_plugins()
         await self._adopt_running()
+        for server in self._agent.servers.values():
+            self._agent.admission.unrecorded |= server.plugin.resources_allocation().keys()
         self._agent.admission.recovered.set()
         if self._agent.runner is not None:
             self._agent.spawn(self._agent.runner.run())
