@@ -85,7 +85,7 @@ async def test_what_a_plugin_still_has_of_a_pod_that_is_gone_is_taken_back(stand
     failpoints.arm("node.state.renamed")
     with contextlib.suppress(grpc.aio.AioRpcError):
         await stand.remove("own")
-    await until(lambda: failpoints.happened("node.state.renamed"))
+    await until(lambda: failpoints.happened("node.state.renamed") > 0)
     assert "uid-own" in state.read_text()
     await stand.agent.kill()
     await stand.agent.start()
