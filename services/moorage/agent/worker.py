@@ -30,6 +30,7 @@ from .core.cluster_state import ClusterState
 from .core.device_annotations import DeviceAnnotations
 from .desired_state import DesiredStateClient
 from .device_allocation import DeviceAllocation
+from .device_evictions import DeviceEvictions
 from .fenced_configmap import StaleTerm
 from .object_watches import ObjectWatches
 from .pod_annotations import PodAnnotator
@@ -193,8 +194,9 @@ class Agent:
             return next((found for app in apps.values() if (found := app.decision_of(claim))), "")
 
         annotator = PodAnnotator(self.api, term, DeviceAnnotations(wanted, decision_of), spawn)
-        watchers = (allocation, annotator)
-        reflectors = self._reflectors(state, gates, watchers, (version, rules), devices_changed)
+        evictions = DeviceEvictions(self.api, term, spawn)
+        watchers = (allocation, annotator, evictions)
+        reflectors = self._reflectors(state, gates, watchers, evictions, (version, rules), devices_changed)
         nodes, pods = reflectors[0], reflectors[1]
         for reflector in reflectors:
             spawn(reflector.run())
@@ -233,6 +235,7 @@ class Agent:
         spawn(gates.run())
         spawn(allocation.run())
         spawn(annotator.run())
+        spawn(evictions.run())
         await self._take_over(records, desired)
         await unrecorded.search(spawn)
         await self._listen(desired)
@@ -243,7 +246,8 @@ class Agent:
         self,
         state: ClusterState,
         gates: ClaimGates,
-        watchers: Sequence[DeviceAllocation | PodAnnotator],
+        watchers: Sequence[DeviceAllocation | PodAnnotator | DeviceEvictions],
+        evictions: DeviceEvictions,
         versions: tuple[str, str],
         devices_changed: Callable[[], None],
     ) -> list[Reflector[Any]]:
@@ -285,10 +289,12 @@ class Agent:
 
         def put_class(key: Key, found: dra.DeviceClass) -> None:
             state.put_device_class(key, found)
+            evictions.put_class(key.name, found)
             devices_changed()
 
         def drop_class(key: Key, uid: str) -> None:
             state.drop_device_class(key, uid)
+            evictions.drop_class(key.name)
             devices_changed()
 
         return [

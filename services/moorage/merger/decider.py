@@ -102,7 +102,7 @@ def settled(ledger: Ledger, group: str, revision: int) -> bool:
     standing = ledger.standing.get(group)
     if standing is None or standing.revision < revision:
         return False
-    return standing.revision > revision or group not in ledger.displaced
+    return standing.revision > revision or not ledger.wants_decision(group)
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,8 +51,19 @@ class DecisionMetrics:
             buckets=SECONDS,
         )
 
+        moves = Counter(
+            "moorage_device_moves",
+            "Pods whose devices failed: they got others of their node or of their cluster, wait for some, or were placed elsewhere",
+            ["outcome"],
+            registry=registry,
+        )
+        self._moves = {outcome: moves.labels(outcome).inc for outcome in ("node", "cluster", "waiting", "elsewhere")}
+
     def devices_chosen(self, algorithm: str, seconds: float) -> None:
         self._devices.labels(algorithm).observe(seconds)
+
+    def devices_moved(self, outcome: str, pods: int) -> None:
+        self._moves[outcome](pods)
 
     def outcome(self, attempt: Attempt | None) -> None:
         self._outcomes["dropped" if attempt is None else attempt.phase.lower()]()

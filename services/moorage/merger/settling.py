@@ -13,6 +13,7 @@ from moorage.bus.failpoints import reached
 from moorage.collections import LruDict
 from moorage.fleet import FleetChange
 from moorage.ledger import Changes, Dropped, Guard, Ledger, displaced_reason
+from moorage.ledger.ledger import DEVICE_FAILED, MASS_FAILURE
 from moorage.mesh import stores
 from moorage.model.attempts import AppView, Attempt
 from moorage.model.base import Model
@@ -24,6 +25,7 @@ from moorage.model.status import GroupStatus
 from .core.settle import Settled, groups_to_settle, is_unsettled, settle
 from .core.settlement_draft import Draft, Progress, Surroundings
 from .decider import Decider
+from .device_watch import DeviceWatch, moves
 from .lost_nodes import LostNodes
 
 log = structlog.get_logger("merger")
@@ -61,6 +63,8 @@ class Settling:
         self._active: set[str] = set()
         self._forced: set[str] = set()  # clusters to look at although the capacity shows nothing
         self._lost = LostNodes(decider.fleet, decider.capacity, self._force)
+        self._devices = DeviceWatch(decider.fleet, lambda: decider.ledger, self._force)
+        self._left: dict[str, tuple[frozenset[str], int]] = {}  # group that lost devices → its clusters, and its pods there
         self._wake = asyncio.Event()
         self._documents = LruDict[tuple[str, int], Revision](REMEMBERED)
         self._tries = LruDict[tuple[str, int], int](REMEMBERED)  # group, revision → times it was displaced
@@ -84,6 +88,7 @@ class Settling:
             fleet.on_change.remove(self._fleet_changed)
             follower.on_fold.remove(self._folded)
             follower.on_reload.remove(self._reloaded)
+            self._devices.close()
 
     def _ready(self) -> list[str]:
         """Takes suspected clusters that are unsettled, as many as may be settled now."""
@@ -91,6 +96,7 @@ class Settling:
         ready: list[str] = []
         for cluster in suspects:
             self._lost.check(cluster)
+            self._devices.check(cluster)
             if cluster not in self._forced and not self._may_be_unsettled(cluster):
                 continue
             if cluster in self._active or len(self._active) + len(ready) >= AT_ONCE:
@@ -101,7 +107,9 @@ class Settling:
 
     def _may_be_unsettled(self, cluster: str) -> bool:
         decider = self._decider
-        return decider.capacity.may_be_unsettled(cluster) or bool(decider.ledger.displaced_on(cluster))
+        if decider.capacity.may_be_unsettled(cluster) or decider.ledger.displaced_on(cluster):
+            return True
+        return self._devices.matters(cluster)
 
     async def _settle_safely(self, cluster: str) -> None:
         """Settles the cluster. A failure holds up neither other clusters nor later tries."""
@@ -138,10 +146,36 @@ class Settling:
 
     def _folded(self, _commit: Commit, changes: Changes) -> None:
         claims = self._decider.ledger.claims
-        self._suspect({claims[ident].claim.cluster for ident in changes.claims if ident in claims})
+        # Of claims that are released it is not known where they were.
+        clusters = {claims[ident].claim.cluster for ident in changes.claims if ident in claims}
+        self._devices.claims_changed(clusters if not changes.released else None)
+        self._count_departures(changes)
+        self._suspect(clusters)
+
+    def _count_departures(self, changes: Changes) -> None:
+        """Counts the pods of groups that lost devices and were placed on another cluster."""
+        for group in changes.groups & self._left.keys():
+            clusters, pods = self._left[group]
+            standing = self._decider.ledger.standing.get(group)
+            if group in self._decider.ledger.displaced and standing is not None:
+                continue
+            del self._left[group]
+            if standing is not None and not clusters >= {claim.cluster for claim in standing.claims}:
+                self._decider.metrics.devices_moved("elsewhere", pods)
 
     def _reloaded(self, ledger: Ledger) -> None:
+        self._devices.claims_changed()
         self._suspect(ledger.by_cluster)
+
+    # -- commands -----------------------------------------------------------------------------------------------------
+
+    def move_devices(self, cluster: str, kind: str) -> list[str]:
+        """Lets pods leave devices of a cluster that failed together. Returns the kinds of devices with such a failure."""
+        self._devices.check(cluster)
+        kinds = self._devices.end_masses(cluster, kind)
+        if kinds:
+            self._force([cluster])
+        return kinds
 
     # -- settling -----------------------------------------------------------------------------------------------------
 
@@ -157,8 +191,10 @@ class Settling:
         documents = await self._documents_of(groups_to_settle(draft))
         progress: Mapping[str, Progress] = {}
         found = self._compute(cluster, documents, progress)
-        known = decider.ledger.displaced_on(cluster).keys()
-        if found.displaced.keys() - known:
+        self._devices.noted(cluster)
+        # After a mass failure a group waits for its devices; it is displaced once it may leave them.
+        known = {g for g, lack in decider.ledger.displaced_on(cluster).items() if lack.code != MASS_FAILURE}
+        if {group for group, lack in found.displaced.items() if lack.code != MASS_FAILURE} - known:
             groups = {decider.ledger.claims[ident].group for ident in decider.ledger.by_cluster.get(cluster, ())}
             progress = await self._progress_of(groups - known)
             found = self._compute(cluster, documents, progress)
@@ -166,14 +202,24 @@ class Settling:
             return
         reached("merger.settling")
         guard = self._guard(found.entry, documents, progress)
-        new = [group for group in found.displaced if group not in known and group in documents]
+        new = [
+            group
+            for group, lack in found.displaced.items()
+            if lack.code != MASS_FAILURE and group not in known and group in documents
+        ]
         ended = {group for group in new if self._ends(group, found.entry)}
+        moved = moves(decider.ledger, found.entry, self._devices.on(cluster))
         result = await decider.committer.commit(found.entry, guard)
         reached("merger.settled")
         if isinstance(result, Dropped):
             self._suspect([cluster])
             return
+        for outcome, pods in moved.items():
+            decider.metrics.devices_moved(outcome, pods)
         for group in new:
+            if found.displaced[group].code == DEVICE_FAILED:
+                decider.metrics.devices_moved("waiting", len(found.displaced[group].devices))
+                self._left.setdefault(group, (frozenset({cluster}), len(found.displaced[group].devices)))
             wait = self._next_wait(documents[group])
             self._on_displaced(documents[group], wait)
             if group in ended:
@@ -194,7 +240,8 @@ class Settling:
         cid = decider.fleet.ids.get(cluster)
         if cid is None or not decider.fleet.usable_clusters[cid]:
             return None
-        around = Surroundings(documents, decider.capacity.held_on(cluster), self._lost.on(cluster), progress.get)
+        held, lost = decider.capacity.held_on(cluster), self._lost.on(cluster)
+        around = Surroundings(documents, held, lost, progress.get, self._devices.on(cluster))
         return Draft(cid, decider.ledger, decider.fleet, around)
 
     def _guard(self, entry: Settlement, documents: Mapping[str, Revision], progress: Mapping[str, Progress]) -> Guard:

@@ -236,7 +236,7 @@ class WaitLoop:
             if waiter is not None and waiter.record.revision <= withdrawal.revision:
                 self.waiting.drop(withdrawal.group)
         if commit.entries_of(Settlement):
-            for group in changes.groups & ledger.steered:
+            for group in changes.groups & (ledger.steered | ledger.displaced.keys()):
                 self._bus.spawn(self._expect_displaced(group))
         if ((changes.released or changes.consumers) and self.waiting.groups) or self._snapshots.due:
             self._wake.set()

@@ -41,6 +41,7 @@ POINTS: dict[str, str] = {
     "agent.recorded": "what is to be created in a cluster is recorded there, only the first objects are created",
     "agent.opened": "a pod is pinned to its slot and its gate is open, nobody knows it yet",
     "agent.allocated": "a claim of a pod has its devices, the pod's gate is closed",
+    "agent.vacated": "a pod whose device failed is deleted",
     "slots.committed": "grants of slots are in the log, their events are not published, and no cluster is told",
     "machines.granted": "a guest is to get a slot, its grant is not stored in the cluster",
     "machines.scaled": "grants are stored with the number of reservations, no reservation left yet",

@@ -84,13 +84,15 @@ class DeviceClaims:
         return pod in self._claims_of
 
     def parts_of(self, pod: str, devices: Iterable[DeviceReport]) -> dict[str, dict[str, str]]:
-        """Returns what the pod takes of these devices, by id and class."""
+        """Returns what the pod takes of its node's devices, by id and class. A device that is gone is among them."""
         by_name = {DeviceName(device.driver, device.pool, device.name): device for device in devices}
         total: dict[str, Counter[str]] = {}
         for key in sorted(self._claims_of.get(pod, ())):
             for result in self._claims[key]:
-                if (device := by_name.get(_name(result))) is not None:
-                    total.setdefault(device.id, Counter()).update(_taken(device, result))
+                device = by_name.get(_name(result))
+                ident = device.id if device is not None else f"{result.driver}/{result.pool}/{result.device}"
+                taken = _taken(device, result) if device is not None else {class_of(result.driver): 1}
+                total.setdefault(ident, Counter()).update(taken)
         return {
             ident: {name: str(amount) for name, amount in sorted(of.items())} for ident, of in sorted(total.items())
         }

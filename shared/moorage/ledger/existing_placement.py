@@ -4,6 +4,7 @@ of it."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +15,7 @@ from moorage.model.candidates import OwnClaim
 from moorage.model.claims import claim_id
 from moorage.model.groups import Revision
 from moorage.model.shapes import Shape, ShapedApp
+from moorage.model.slots import Slot
 
 from .families import CountedClaim, FamilyNodes, add
 from .kept_places import daemon_set_fits, kept_slots, nodes_without_slot
@@ -43,17 +45,24 @@ class ExistingPlacement:
 
 
 def own_claims(group: str, ledger: Ledger) -> OwnClaims:
-    """Returns the group's claims that have slots."""
+    """Returns the group's claims that have slots. Those that lost their devices, and find no others there, do not count."""
     own: OwnClaims = {}
     for family in {ledger.claims[ident].family for ident in ledger.by_group.get(group, ())}:
+        failed = ledger.failed_devices(group, family.cluster)
         claims = [
-            OwnClaim(id=claim.id, object=claim.object, slots=claim.slots, optional=claim.optional)
+            OwnClaim(id=claim.id, object=claim.object, slots=slots, optional=claim.optional)
             for claim in ledger.family_of(family)
-            if claim.slots
+            if (slots := _with_devices(claim.slots, failed))
         ]
         if claims:
             own.setdefault(family.app, {}).setdefault(family.cluster, []).extend(claims)
     return own
+
+
+def _with_devices(slots: list[Slot], failed: AbstractSet[str]) -> list[Slot]:
+    if not failed:
+        return slots
+    return [slot for slot in slots if failed.isdisjoint(grant.part for grant in slot.devices)]
 
 
 def own_amounts(claims: Sequence[OwnClaim], cid: int, fleet: Fleet) -> dict[str, int]:

@@ -24,6 +24,8 @@ REMEMBERED = 4096
 #: Up to which revision a group was withdrawn is forgotten this many commits and seconds after nothing of it counts. Entries
 #: that are based on an older commit fold to nothing, so nothing of a forgotten group comes back.
 FORGET_COMMITS, FORGET_SECONDS = 4096, 120.0
+#: Codes of shortfalls that devices caused.
+DEVICE_FAILED, MASS_FAILURE = "DeviceFailed", "MassFailure"
 #: Decisions of a group from before the standing one that are kept while they could stand again.
 _PREVIOUS = 4
 
@@ -273,8 +275,18 @@ class Ledger:
             if clusters.get(cluster) != shortfall:
                 clusters[cluster] = shortfall
                 changed.add(group)
-            self.steered.add(group)
+            if not shortfall.code:  # of failed devices, the others keep pods where they are
+                self.steered.add(group)
         return changed
+
+    def wants_decision(self, group: str) -> bool:
+        """Returns whether the group was displaced from where its standing decision put it. After a mass failure it waits there."""
+        return any(lack.code != MASS_FAILURE for lack in self.displaced.get(group, {}).values())
+
+    def failed_devices(self, group: str, cluster: str) -> AbstractSet[str]:
+        """Returns the devices on the cluster that the group has to leave, and nothing there takes their place."""
+        lack = self.displaced.get(group, {}).get(cluster)
+        return lack.devices.keys() if lack is not None and lack.code == DEVICE_FAILED else frozenset()
 
     def displaced_on(self, cluster: str) -> dict[str, Shortfall]:
         """Returns the groups with slots on the cluster that fit nowhere there."""
@@ -332,6 +344,10 @@ class Ledger:
         words = {**active.claim.refused_by, **refused_by}
         self._replace_claim(msgspec.structs.replace(active.claim, required_nodes=nodes, refused_by=words))
         self.steered.add(active.group)
+
+    def vacate(self, ident: str, devices: list[str]) -> None:
+        """Lets a claim's pods leave devices that failed, and no others."""
+        self._replace_claim(msgspec.structs.replace(self.claims[ident].claim, vacated=devices))
 
     def end_surge(self, family: Family) -> str:
         """Drops the slots for a surge from the family's only claim. Returns its id if it had any, else ""."""

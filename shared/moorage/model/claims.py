@@ -47,7 +47,8 @@ class Claim(Model, kw_only=True):
     `required_nodes`: the nodes to which required node affinity confines the pods, each with its hostname label where that
     differs; empty: the pods only prefer the nodes of their slots. `refused_by`: nodes that did not admit pods of it, each with
     the words of its kubelet; a settlement confined the pods to others then. `pinned`: pods are created with a scheduling gate, and
-    the agent pins each to a slot. `within`: the reservation of machines whose slots the pods use."""
+    the agent pins each to a slot. `within`: the reservation of machines whose slots the pods use. `vacated`: devices that failed
+    and whose slots moved; pods that still have them are to be ended."""
 
     id: str
     decision: str
@@ -65,6 +66,7 @@ class Claim(Model, kw_only=True):
     required_nodes: dict[str, str] = {}
     refused_by: dict[str, str] = {}
     pinned: bool = False
+    vacated: list[str] = []
 
 
 class LedgerEntry(Model, tag_field="kind", kw_only=True):
@@ -111,12 +113,16 @@ class Reassignment(LedgerEntry, tag="reassign", kw_only=True):
 
 class Shortfall(Model, kw_only=True):
     """The scarcest resource of a pod that fits on no node of its cluster, and the most that one of its nodes has free. `refused`:
-    the words of a node that did not admit it, if that is why."""
+    the words of a node that did not admit it, if that is why. `code`: DeviceFailed or MassFailure, if devices failed that slots
+    name: `devices` are these, with what is wrong; `needed` counts them, `free` those of their kind (`resource`) that pods could
+    have, or of a mass failure those that did not fail."""
 
     resource: str
     needed: int
     free: int
     refused: str = ""
+    code: str = ""
+    devices: dict[str, str] = {}
 
 
 class Settlement(LedgerEntry, tag="settlement", kw_only=True):
@@ -124,7 +130,8 @@ class Settlement(LedgerEntry, tag="settlement", kw_only=True):
     nobody expected took the room. `ended`: decisions that did not run yet and whose pods do not fit there any more; they are
     taken back. `restored`: those from before them that stand again. `displaced`: all groups with slots that fit nowhere on
     the cluster while their decision stands. `epoch`: of the rows that it was computed from. `confined`: claims whose pods a node
-    refused, each with these nodes and their words; the pods run on the nodes of their slots only from then on."""
+    refused, each with these nodes and their words; the pods run on the nodes of their slots only from then on. `vacated`: by claim,
+    the devices that failed and that its pods are to leave; all of them, replacing what it had."""
 
     cluster: str
     epoch: str
@@ -133,6 +140,7 @@ class Settlement(LedgerEntry, tag="settlement", kw_only=True):
     restored: list[str] = []
     displaced: dict[str, Shortfall] = {}
     confined: dict[str, dict[str, str]] = {}
+    vacated: dict[str, list[str]] = {}
 
 
 class Allocation(LedgerEntry, tag="allocation", kw_only=True):

@@ -130,8 +130,7 @@ class Relocation:
             order = [place for group in groups for place in self._movable[group]]
             order.sort(key=lambda place: place.node in self._bad)
             for place in order:
-                left_alone = draft.is_lost(place.node) or draft.is_refused(place)
-                there = None if left_alone else left.get(place.node)
+                there = None if draft.must_leave(place) else left.get(place.node)
                 known = draft.shape(place) is not None
                 pinned = not known or not draft.is_usable(place.node)
                 fits = there is not None and all(a <= there.get(n, 0) for n, a in place.resources.items() if a)

@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from moorage.ledger.ledger import DEVICE_FAILED, MASS_FAILURE
 from moorage.model.claims import Settlement, Shortfall, Slot
 from moorage.model.slots import resized
 
+from .device_moves import move_on_nodes, shortfall_of, vacated
 from .relocation import Relocation
 from .settlement_draft import Draft, merged_slots
 
@@ -35,12 +37,25 @@ def is_unsettled(draft: Draft) -> bool:
         or bool(draft.bad_nodes())
         or bool(draft.ledger.displaced_on(draft.cluster))
         or bool(draft.to_confine({}))
+        or has_failures(draft)
+    )
+
+
+def has_failures(draft: Draft) -> bool:
+    """Returns whether a claim names a device that failed, or its pods are to leave one."""
+    return any(
+        active.claim.vacated or any(grant.part in draft.around.failures.failed for grant in slot.devices)
+        for active in draft.active.values()
+        if not active.withdrawn
+        for slot in active.claim.slots
     )
 
 
 def groups_to_settle(draft: Draft) -> set[str]:
     """Returns the groups with claims on the cluster whose documents `settle` needs."""
     groups = {place.group for place in draft.movable()}
+    if has_failures(draft):
+        groups |= {active.group for active in draft.active.values() if not active.withdrawn}
     return groups | {
         a.group for a in draft.active.values() if not a.withdrawn and a.claim.object.startswith("DaemonSet/")
     }
@@ -51,8 +66,15 @@ def settle(draft: Draft) -> Settled:
     ledger = draft.ledger
     draft.follow_pods()
     short = draft.follow_nodes()
+    move_on_nodes(draft)
     relocation = Relocation(draft)
     ended, displaced = _make_room(draft, relocation)
+    for group in {active.group for active in draft.active.values()} if draft.around.failures.failed else ():
+        lack = shortfall_of(draft, group, DEVICE_FAILED) if group in displaced else None
+        if lack is None and group not in displaced:
+            lack = shortfall_of(draft, group, MASS_FAILURE)
+        if lack is not None:
+            displaced[group] = lack
     for group, resources in (short | draft.short_daemon_sets()).items():
         displaced.setdefault(group, relocation.shortfall_of(group, resources))
         if group not in ended and _may_end(group, draft):
@@ -66,7 +88,12 @@ def settle(draft: Draft) -> Settled:
             slots |= _restored_slots(draft, group, slots)
     kept = {ident for ident, active in draft.active.items() if active.group not in ended}
     confined = {ident: words for ident, words in draft.to_confine(slots).items() if ident in kept}
-    if not (slots or ended or confined) and standing.keys() == ledger.displaced_on(draft.cluster).keys():
+    leaving = {ident: left for ident, left in vacated(draft, slots).items() if ident in kept}
+    known = ledger.displaced_on(draft.cluster)
+    same = standing.keys() == known.keys() and all(
+        (lack.code, lack.devices) == (known[group].code, known[group].devices) for group, lack in standing.items()
+    )
+    if same and not (slots or ended or confined or leaving):
         return Settled(None, displaced)
     entry = Settlement(
         cluster=draft.cluster,
@@ -76,6 +103,7 @@ def settle(draft: Draft) -> Settled:
         restored=sorted(restored),
         displaced=standing,
         confined=confined,
+        vacated=leaving,
     )
     return Settled(entry, displaced)
 

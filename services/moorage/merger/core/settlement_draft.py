@@ -17,12 +17,16 @@ from moorage.fit.protocols import Ids
 from moorage.fleet import Fleet
 from moorage.ledger import ActiveClaim, CountedClaim, Family, Ledger, NodeAmounts
 from moorage.ledger.families import FamilyNodes, add, places_by_node
+from moorage.ledger.families import Place as FamilyPlace
 from moorage.ledger.part_moves import follow_parts, parts_moved, same_slots
 from moorage.ledger.room import unclaimed_of
 from moorage.model.claims import Claim, Slot, claim_id
 from moorage.model.groups import Revision
 from moorage.model.shapes import Shape, on_nodes
 from moorage.model.slots import PodPlace, moved, part_and_class, part_resources, place_in, resized, taken_by, with_parts
+
+from .device_failures import Failures
+from .device_moves import ClaimFailures, Mover, doomed_pods, failures_of, know_parts, names, pods_with
 
 Documents = Mapping[str, Revision]  # by group
 _BOUNDLESS = 1 << 62
@@ -49,6 +53,7 @@ class Surroundings(NamedTuple):
     held: NodeAmounts = {}
     lost: AbstractSet[str] = frozenset()
     progress: ProgressOf = lambda _group: None
+    failures: Failures = Failures()
 
 
 @dataclass(slots=True)
@@ -66,6 +71,7 @@ class Place:
     inside: PodPlace | None = None  # what it takes of parts where it moves to; None: as its slots say, if it stays
     stray: bool = False  # a pod stands for it on its new node
     dropped: bool = False  # of a DaemonSet, on a node that needs no pod of it any more
+    leaves: bool = False  # a device that failed, and no other one of its node takes its place
 
     @property
     def group(self) -> str:
@@ -107,6 +113,8 @@ class Draft:
         self.leaving: NodeAmounts = {}  # what goes soon: ending pods, and withdrawn claims with their pods
         self.running: dict[str, NodeAmounts] = {}  # claim → what its pods take
         self._shapes: dict[str, Shape | None] = {}
+        self._failures: dict[str, ClaimFailures] = {}
+        self.movers: list[Mover] = []
         idents = sorted(ledger.by_cluster.get(self.cluster, ()))
         self.active: dict[str, ActiveClaim] = {ident: ledger.claims[ident] for ident in idents}
         for family in dict.fromkeys(active.family for active in self.active.values()):
@@ -127,6 +135,8 @@ class Draft:
         nodes = FamilyNodes([self._counted(ident) for ident in idents])
         newest = self.active[idents[-1]]
         strays = nodes.strays()
+        if self.around.failures.failed:
+            strays = self._without_doomed(strays, idents)
         if strays:
             self.strays[family] = strays
         for ident in idents:
@@ -143,11 +153,18 @@ class Draft:
                 # The next pods of the object take what these leave.
                 for place in places[staying.get(node, 0) : pods]:
                     add_on(self.leaving, node, place.resources, -1)
+            moving = self._moving(newest, node, places, pods)
             for place in places[:pods]:
                 for ident, slot in place.slots.items():
-                    self.covered[ident].append(resized(slot, 1))
+                    if ident != newest.claim.id or id(place) not in moving:
+                        self.covered[ident].append(resized(slot, 1))
             rest = nodes.open_on(node)
-            for place in places[pods:]:
+            for place in places:
+                if id(place) in moving:
+                    self.movers.append(moving[id(place)])
+                    if not moving[id(place)].has_pod:
+                        add(rest, place.resources, -1)
+            for place in [place for place in places[pods:] if id(place) not in moving]:
                 withdrawn = newest.withdrawn or newest.claim.id not in place.slots
                 host = next(iter(place.slots.values())).host
                 self.places.append(Place(newest.claim, family, withdrawn, place.slots, place.resources, node, host))
@@ -157,13 +174,73 @@ class Draft:
                 add_on(self.leaving, node, rest)
 
     def _counted(self, ident: str) -> CountedClaim:
-        """Returns a claim with its pods, and the parts that these have."""
+        """Returns a claim with its pods, and the parts that these have. Slots do not follow pods to devices that failed."""
         slots = self.active[ident].claim.slots
         counted = CountedClaim.reported(slots, ident, self.cid, self.fleet)
-        if not counted.named or not parts_moved(slots, counted.named):
+        followed = counted.named
+        if followed and (left := self.failures(ident).left):
+            runs = ((node, [run for run in told if left.keys().isdisjoint(run[0])]) for node, told in followed.items())
+            followed = {node: kept for node, kept in runs if kept}
+        if not followed or not parts_moved(slots, followed):
             return counted
         self.parts_moved = True
-        return counted._replace(slots=follow_parts(slots, counted.named))
+        return counted._replace(slots=follow_parts(slots, followed))
+
+    def failures(self, ident: str) -> ClaimFailures:
+        """Returns what failures of devices mean for a claim."""
+        found = self._failures.get(ident)
+        if found is None:
+            found = self._failures[ident] = failures_of(self, self.active[ident])
+        return found
+
+    def _without_doomed(self, strays: Mapping[str, int], idents: Iterable[str]) -> dict[str, int]:
+        """Returns the stray pods without those that leave their devices: nothing follows these."""
+        left = dict(strays)
+        for ident in idents:
+            for node, pods in doomed_pods(self, self.active[ident]).items():
+                left[node] = left.get(node, 0) - pods
+        return {node: pods for node, pods in left.items() if pods > 0}
+
+    def _moving(
+        self, newest: ActiveClaim, node: str, places: Sequence[FamilyPlace], pods: int
+    ) -> dict[int, Mover]:
+        """Returns the places on a node that leave their devices, by identity."""
+        found = self.failures(newest.claim.id) if self.around.failures.failed else None
+        if found is None or not (found.left or found.closed) or is_per_node(newest.claim):
+            return {}
+        having, unnamed = pods_with(self, newest, node)
+        unnamed = min(unnamed, pods)
+        moving: dict[int, Mover] = {}
+        for place in places:
+            slot = place.slots.get(newest.claim.id)
+            if slot is None or not (names(slot, found.left) or names(slot, found.closed)):
+                continue
+            has_pod = not having.isdisjoint(slot.parts)
+            if not has_pod and unnamed:
+                has_pod, unnamed = True, unnamed - 1
+            if names(slot, found.left) or not has_pod:
+                moving[id(place)] = Mover(newest, place, has_pod)
+        return moving
+
+    def replace_device(self, mover: Mover, slot: Slot) -> None:
+        """Gives a place that leaves its devices others of its node."""
+        know_parts(self, self.rows[slot.node], slot)
+        if mover.has_pod:
+            self.covered[mover.active.claim.id].append(slot)
+            return
+        place = self.leave_device(mover)
+        place.resources, place.inside, place.leaves = taken_by(slot), place_in(slot), False
+
+    def leave_device(self, mover: Mover) -> Place:
+        """Makes an open place of one that leaves its devices."""
+        slots, newest = mover.place.slots, mover.active.claim
+        host = slots[newest.id].host
+        # Older claims of the object keep their slots; their pods end with the rollout.
+        members = {newest.id: resized(slots[newest.id], 1)}
+        place = Place(newest, mover.active.family, False, members, mover.place.resources, mover.place.node, host)
+        place.leaves = True
+        self.places.append(place)
+        return place
 
     def _is_at_rest(self, active: ActiveClaim) -> bool:
         """Returns whether the claim stays and each of its slots has a pod that does. Most are so, and are read quickly."""
@@ -282,7 +359,7 @@ class Draft:
             if not place.withdrawn
             and place.node
             and (
-                (not is_per_node(place.claim) and (self.is_lost(place.node) or self.is_refused(place)))
+                (not is_per_node(place.claim) and self.must_leave(place))
                 or (place.node in overfull and self.is_usable(place.node))
             )
         }
@@ -298,6 +375,10 @@ class Draft:
     def is_refused(self, place: Place) -> bool:
         """Returns whether the place's node did not admit a pod of the claim and has not changed since."""
         return place.node in self.fleet.pods.refused_of(self.cid).get(place.claim.id, ())
+
+    def must_leave(self, place: Place) -> bool:
+        """Returns whether a place cannot stay where it is, whatever the node has free."""
+        return place.leaves or self.is_lost(place.node) or self.is_refused(place)
 
     def refusal_words(self, claim: Claim) -> str:
         """Returns what the node said that refused a pod of the claim last."""

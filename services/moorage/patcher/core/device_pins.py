@@ -24,6 +24,7 @@ from moorage.podspec import (
     PIN_PREFIX,
     PINNED_DEVICES,
     TEMPLATE_SLOTS,
+    VACATED_DEVICES,
     object_key,
     template,
     template_path,
@@ -82,7 +83,10 @@ def slots_of(claim: Claim, name: str) -> str:
 
 def pins_by_claim(decision: Decision) -> dict[str, str]:
     """Returns what changes with the devices of claims, by claim, of those that have devices."""
-    found = {claim.id: devices for claim in decision.claims if (devices := devices_of(claim))}
+    found: dict[str, object] = {}
+    for claim in decision.claims:
+        if devices := devices_of(claim):
+            found[claim.id] = [devices, claim.vacated] if claim.vacated else devices
     return {ident: hashlib.blake2b(_encode(devices), digest_size=8).hexdigest() for ident, devices in found.items()}
 
 
@@ -128,7 +132,17 @@ class DevicePins:
             spec, classes = _pinned_spec(original.get("spec") or {}, prefix, by_request, original)
             pinned[key] = {**original, "spec": spec}
             added |= {_key(found): found for found in classes}
-        return PinnedObjects([pinned.get(_key(m), m) for m in result], list(added.values()))
+        complete = [self._with_vacated(found) for found in added.values()]
+        return PinnedObjects([pinned.get(_key(m), m) for m in result], complete)
+
+    def _with_vacated(self, found: Manifest) -> Manifest:
+        """Returns a class with the devices that pods are to leave once they are not pinned to these any more, by claim."""
+        vacated = {claim.id: claim.vacated for claim, _ in self._devices.values() if claim.vacated}
+        if found.get("kind") != "DeviceClass" or not vacated:
+            return found
+        metadata = found["metadata"]
+        annotations = {**metadata["annotations"], VACATED_DEVICES: _encode(vacated).decode()}
+        return {**found, "metadata": {**metadata, "annotations": annotations}}
 
     def _entry(
         self,

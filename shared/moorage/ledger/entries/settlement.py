@@ -39,6 +39,12 @@ class SettlementHandler(EntryHandler[Settlement]):
                 ledger.confine(ident, refused_by)
                 effects.claims.add(ident)
                 effects.groups.add(active.group)
+        for ident, devices in entry.vacated.items():
+            active = ledger.claims.get(ident)
+            if active is not None and active.claim.cluster == entry.cluster:
+                ledger.vacate(ident, devices)
+                effects.claims.add(ident)
+                effects.groups.add(active.group)
         restored = set(entry.restored)
         for group in self._groups_of(entry, ledger):
             effects.withdrawn |= ledger.end_standing(group, restored)
@@ -52,9 +58,8 @@ class SettlementHandler(EntryHandler[Settlement]):
     def check(self, entry: Settlement, batch: Batch) -> Dropped | None:
         if batch.ledger.settled_from_newer_rows(entry.cluster, entry.epoch):
             return _OLDER_ROWS
-        groups = {
-            a.group for ident in (*entry.slots, *entry.confined) if (a := batch.ledger.claims.get(ident)) is not None
-        }
+        idents = (*entry.slots, *entry.confined, *entry.vacated)
+        groups = {a.group for ident in idents if (a := batch.ledger.claims.get(ident)) is not None}
         groups.update(self._groups_of(entry, batch.ledger))
         if entry.cluster in batch.settled or groups & batch.groups:
             return _SAME_COMMIT
