@@ -205,3 +205,68 @@ def test_a_class_of_the_mesh_is_carried_out_by_a_claim(
     assert (entry["class"], entry["containers"], entry["quantity"]) == ("mesh.b", ["main"], 2)
     assert entry["decision"] and entry["parts"] == [f"{DRIVER}/edge-1-n2/gpu-{i}" for i in (2, 3)]
     assert mesh.run("delete", "resourceclass", "mesh.b").returncode == 0
+
+
+
+def replace_slice(plane: ControlPlane, found: dict[str, Any]) -> None:
+    live = plane.get(f"{GROUP}/resourceslices/{SLICE}")
+    plane.call("PUT", f"{GROUP}/resourceslices/{SLICE}", {**live, "spec": found["spec"]})
+
+
+def devices_of_pods(plane: ControlPlane, app: str) -> dict[str, str]:
+    """Returns the devices of live pods that are bound, by uid."""
+    claims = {c["metadata"]["name"]: c for c in plane.get(f"{GROUP}/resourceclaims")["items"]}
+    found: dict[str, str] = {}
+    for pod in pods(plane, app):
+        if "deletionTimestamp" in pod["metadata"] or not pod["spec"].get("nodeName"):
+            continue
+        for status in pod["status"].get("resourceClaimStatuses") or ():
+            allocation = claims.get(status.get("resourceClaimName"), {}).get("status", {}).get("allocation", {})
+            for result in allocation.get("devices", {}).get("results", ()):
+                found[pod["metadata"]["uid"]] = result["device"]
+    return found
+
+
+def test_pods_of_devices_that_fail_move_and_others_run_on(
+    mesh: Mesh, agents: dict[str, AgentProcess], planes: list[ControlPlane]
+) -> None:
+    """First a taint, on which Kubernetes ends the pod, then a device that is gone, on which nobody but the mesh does."""
+    plane = planes[0]
+    wanted = document("mover", "a", replicas=2)
+    request = wanted["spec"]["apps"][0]["manifests"][0]["spec"]["spec"]["devices"]["requests"][0]
+    del request["exactly"]["selectors"]
+    apply(mesh, wanted)
+    running(mesh, "mover")
+    assert sorted(devices_of_pods(plane, "mover").values()) == ["gpu-0", "gpu-1"]
+    kept = next(uid for uid, device in devices_of_pods(plane, "mover").items() if device == "gpu-1")
+    replace_slice(plane, slice_of("edge-1-n2", {"gpu-0": "NoExecute"}, generation=2))
+    until(lambda: sorted(devices_of_pods(plane, "mover").values()) == ["gpu-1", "gpu-2"], 60, "the other device")
+    running(mesh, "mover")
+    assert kept in devices_of_pods(plane, "mover")
+    template = plane.get(f"{GROUP}/namespaces/default/resourceclaimtemplates")["items"]
+    assert all(found["metadata"].get("generation", 1) == 1 for found in template)
+    # The device of the other pod disappears: its driver does not offer it any more.
+    left = slice_of("edge-1-n2", {"gpu-0": "NoExecute"}, generation=3)
+    left["spec"]["devices"] = [device for device in left["spec"]["devices"] if device["name"] != "gpu-1"]
+    moved = next(uid for uid, device in devices_of_pods(plane, "mover").items() if device == "gpu-2")
+    replace_slice(plane, left)
+    until(lambda: sorted(devices_of_pods(plane, "mover").values()) == ["gpu-2", "gpu-3"], 60, "another device again")
+    running(mesh, "mover")
+    assert moved in devices_of_pods(plane, "mover") and kept not in devices_of_pods(plane, "mover")
+    # Nothing is left for the next one: it says so, and its pods go on.
+    replace_slice(plane, slice_of("edge-1-n2", {"gpu-0": "NoExecute", "gpu-1": "NoExecute"}, generation=4))
+    gone = slice_of("edge-1-n2", {"gpu-0": "NoExecute", "gpu-1": "NoExecute"}, generation=5)
+    gone["spec"]["devices"] = [device for device in gone["spec"]["devices"] if device["name"] != "gpu-3"]
+    replace_slice(plane, gone)
+
+    def lack() -> dict[str, Any]:
+        codes = {reason["code"]: reason for reason in why(mesh, "mover").get("reasons") or ()}
+        found: dict[str, Any] = codes.get("DeviceFailed") or codes.get("MassFailure") or {}
+        return found
+
+    until(lack, 60, "it waits")
+    assert why(mesh, "mover")["phase"] == "Degraded"
+    replace_slice(plane, slice_of("edge-1-n2", generation=6))
+    running(mesh, "mover")
+    remove(mesh, "mover")
+    until(lambda: not allocated(plane), 60, "all are given back")

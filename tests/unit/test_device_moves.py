@@ -152,8 +152,12 @@ class World:
         draft = Draft(0, self.ledger, self.writer.fleet, around)
         found = settle(draft)
         if found.entry is not None:
-            assert has_failures(draft) or draft.has_strays or draft.parts_moved or draft.bad_nodes() or (
-                self.ledger.displaced_on(CLUSTER)
+            assert (
+                has_failures(draft)
+                or draft.has_strays
+                or draft.parts_moved
+                or draft.bad_nodes()
+                or (self.ledger.displaced_on(CLUSTER))
             )
             self.fold(found.entry)
         return found.entry is not None
@@ -207,7 +211,7 @@ def test_where_the_node_has_no_other_device_another_node_takes_the_slot() -> Non
     assert world.settle()
     kept, moved = sorted(world.claim.slots, key=lambda slot: slot.node)
     assert (kept.node, list(kept.parts)) == ("n-0", [part(0, "n-0")])
-    assert moved.node != "n-0" and list(moved.parts)[0].startswith(f"{DRIVER}/{moved.node}/")
+    assert moved.node != "n-0" and next(iter(moved.parts)).startswith(f"{DRIVER}/{moved.node}/")
     assert world.claim.vacated == [part(1, "n-0")]
     assert not world.settle(), "the pod that is to end pulls nothing back"
     world.rest()
@@ -300,14 +304,10 @@ def test_it_goes_on_where_it_is_when_the_device_is_back() -> None:
 
 def test_a_decision_that_did_not_run_ends() -> None:
     world = World({"n-0": 1}, [part(0, "n-0")], reached=False)
-    world.nodes["n-0"] = 3
-    world.report()
-    world.nodes["n-0"] = 1
-    world.gone.add(part(0, "n-0"))
     world.taints[part(0, "n-0")] = [EVICTS]
     world.report()
-    world.now += 1
-    world.settle()
+    assert world.settle()
+    assert GROUP not in world.ledger.standing and world.ledger.claims[world.claim_id].withdrawn
 
 
 def test_a_mass_failure_moves_nothing_until_devices_are_back() -> None:

@@ -20,6 +20,7 @@ _WORKER_NAMES = {
     "patcher": "the patcher",
     "sim": "the simulator",
     "machines": "the worker slots",
+    "devices": "the merger",
 }
 
 

@@ -34,6 +34,8 @@ from .core.class_schemas import (
     ClassStatusItem,
     DeviceAlgorithmEdit,
     DeviceAlgorithmItem,
+    DevicesMoved,
+    DevicesMoveEdit,
     ExplainClass,
     FleetObjectItem,
     ResourceClassItem,
@@ -209,6 +211,18 @@ async def put_algorithm(request: web.Request) -> web.StreamResponse:
             break
         await asyncio.sleep(0.01)
     return json_response(_algorithm(gateway.view))
+
+
+async def move_devices(request: web.Request) -> web.StreamResponse:
+    """Ends a mass failure of devices. It is not repeated: whoever does not answer may have done it."""
+    gateway = gateway_of(request)
+    edit = msgspec.json.decode(await request.read(), type=DevicesMoveEdit)
+    add_target(request, f"devices of {edit.cluster}")
+    if not known_cluster(gateway.view.fleet, edit.cluster):
+        raise Refused(not_found(f"cluster {edit.cluster}"))
+    body = {"cluster": edit.cluster, "kind": edit.kind, "cause": request_id(request)}
+    found = await call(gateway.bus, subjects.DEVICES_MOVE, body, timeout=10)
+    return json_response(DevicesMoved(cluster=edit.cluster, kinds=found["kinds"]))
 
 
 def _algorithm(view: ReadModel) -> DeviceAlgorithmItem:

@@ -19,6 +19,7 @@ SPEC = WorkerSpec(
         subjects.PATCHER_DIFF,
         subjects.CONTROLLERS_SET,
         subjects.DEVICES_ALGORITHM,
+        subjects.DEVICES_MOVE,
         subjects.CANDIDATES,
         subjects.CLUSTERS_SET,
         subjects.SIM_APPLY,

@@ -20,6 +20,7 @@ from moorage.model.base import Model
 from moorage.model.claims import Commit, Decision, Settlement, Shortfall
 from moorage.model.groups import Revision
 from moorage.model.names import group_tokens
+from moorage.model.problems import Problem, Refused
 from moorage.model.status import GroupStatus
 
 from .core.settle import Settled, groups_to_settle, is_unsettled, settle
@@ -36,6 +37,8 @@ RETRY = 1.0
 AT_ONCE = 32
 #: Seconds until a displaced group is decided again: at once, then after 1, 2, 4 ... up to the second value.
 BACK_OFF, BACK_OFF_MOST = 1.0, 300.0
+#: Seconds that an order to move devices waits for the settlement.
+MOVE_TIMEOUT = 5.0
 #: Documents, and groups that were displaced before, that are remembered.
 REMEMBERED = 4096
 
@@ -64,7 +67,9 @@ class Settling:
         self._forced: set[str] = set()  # clusters to look at although the capacity shows nothing
         self._lost = LostNodes(decider.fleet, decider.capacity, self._force)
         self._devices = DeviceWatch(decider.fleet, lambda: decider.ledger, self._force)
-        self._left: dict[str, tuple[frozenset[str], int]] = {}  # group that lost devices → its clusters, and its pods there
+        self._left: dict[
+            str, tuple[frozenset[str], int]
+        ] = {}  # group that lost devices → its clusters, and its pods there
         self._wake = asyncio.Event()
         self._documents = LruDict[tuple[str, int], Revision](REMEMBERED)
         self._tries = LruDict[tuple[str, int], int](REMEMBERED)  # group, revision → times it was displaced
@@ -169,12 +174,22 @@ class Settling:
 
     # -- commands -----------------------------------------------------------------------------------------------------
 
-    def move_devices(self, cluster: str, kind: str) -> list[str]:
-        """Lets pods leave devices of a cluster that failed together. Returns the kinds of devices with such a failure."""
+    async def move_devices(self, cluster: str, kind: str) -> list[str]:
+        """Lets pods leave devices of a cluster that failed together. Returns the kinds of these once no group waits for them any
+        more; after a restart of the merger nothing else would be known of the order."""
         self._devices.check(cluster)
         kinds = self._devices.end_masses(cluster, kind)
         if kinds:
             self._force([cluster])
+        until = asyncio.get_running_loop().time() + MOVE_TIMEOUT
+        while any(
+            lack.code == MASS_FAILURE and lack.resource in kinds
+            for lack in self._decider.ledger.displaced_on(cluster).values()
+        ):
+            if asyncio.get_running_loop().time() > until:
+                detail = f"{cluster} could not be settled yet; the order holds unless the merger ends, retry"
+                raise Refused(Problem(title="Not settled", status=503, code="NoAnswer", detail=detail))
+            await asyncio.sleep(0.02)
         return kinds
 
     # -- settling -----------------------------------------------------------------------------------------------------

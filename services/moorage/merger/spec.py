@@ -14,6 +14,7 @@ SPEC = WorkerSpec(
         Subject(subjects.MERGER_REPLAY, "ReplayAsk", "decide again from a record and compare", request=True),
         Subject(subjects.MERGER_WAITING, "Attempt", "a group could not be placed"),
         Subject(subjects.MERGER_REMOVED, "claims, cluster, asOf", "an agent confirmed a removal"),
+        Subject(subjects.DEVICES_MOVE, "DevicesMove", "let pods leave devices that failed together", request=True),
         Subject(subjects.MERGER_ENDED, "EndedGroups", "which deleted groups the log still knows", request=True),
     ),
     publishes=(

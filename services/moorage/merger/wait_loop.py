@@ -253,6 +253,10 @@ class WaitLoop:
                 if stored is not None:
                     self._record_changed(key, stored.value, stored.revision)
 
+    async def move_devices(self, cluster: str, kind: str) -> list[str]:
+        """Lets pods leave devices that failed together. Returns the kinds of these once the log says so."""
+        return await self._settling.move_devices(cluster, kind)
+
     def _displaced(self, record: Revision, wait: float) -> None:
         """Lets a group wait that a settlement displaced."""
         ledger = self._decider.ledger

@@ -44,6 +44,19 @@ class _Created(Model, kw_only=True):
     created: str = ""
 
 
+class DevicesMoved(Model, kw_only=True, omit_defaults=False):
+    kinds: list[str]
+
+
+class _DevicesMove(Model, kw_only=True, forbid_unknown_fields=True):
+    """Lets pods leave devices of a cluster that failed together; without a kind, of all kinds."""
+
+    cluster: str
+    kind: str = ""
+    cause: str = ""
+
+
+_moves = msgspec.json.Decoder(_DevicesMove)
 _decides = msgspec.json.Decoder(Decide)
 _ended = msgspec.json.Decoder(EndedGroups)
 _created = msgspec.json.Decoder(_Created)
@@ -109,6 +122,16 @@ class Merger:
         ledger = self._decider.ledger
         return EndedGroups(groups=[group for group in _ended.decode(incoming.data).groups if ledger.knows(group)])
 
+    async def move_devices(self, incoming: Incoming) -> DevicesMoved | None:
+        """Answers if this merger settles, once it has."""
+        order = _moves.decode(incoming.data)
+        loop = self._wait_loop.loop
+        if loop is None:
+            return None
+        if order.cluster not in self._decider.fleet.ids:
+            raise Refused(not_found(f"cluster {order.cluster}"))
+        return DevicesMoved(kinds=await loop.move_devices(order.cluster, order.kind))
+
     async def simulate(self, incoming: Incoming) -> msgspec.Struct:
         hint = _decides.decode(incoming.data)
         async with self._concurrency.slot():
@@ -151,6 +174,7 @@ async def start(bus: Bus, fleet: Fleet) -> Started:
     await bus.serve(subjects.GROUPS_WITHDRAW, merger.withdraw, queue=queue, limit=MAX_HINTS)
     await bus.serve(subjects.MERGER_SIMULATE, merger.simulate, queue=queue, max_bytes=MAX_HINT)
     await bus.serve(subjects.MERGER_REPLAY, merger.replay, queue=queue)
+    await bus.serve(subjects.DEVICES_MOVE, merger.move_devices)
     await bus.serve(subjects.MERGER_ENDED, merger.ended, queue=queue)
     classes = ClassEvents(bus, fleet, log, catalog, lambda: wait_loop.loop is not None)
     bus.process_health.add_values(classes.metrics)

@@ -1,4 +1,4 @@
-"""`moorage devices`: shows, sets and compares algorithms that choose devices."""
+"""`moorage devices`: shows, sets and compares algorithms that choose devices, and moves pods off those that failed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..output import Format, StateDir, show
 from ..table import table
 from ..terminal import out
 
-app = App(name="devices", help="Show, set and compare algorithms that choose devices.")
+app = App(name="devices", help="Algorithms that choose devices, and devices that failed.")
 
 
 @app.command
@@ -33,6 +33,28 @@ def algorithm(name: str = "", /, *, output: Format = "table", state: StateDir = 
     if output in ("json", "yaml"):
         return show(found, output)
     out(found["algorithm"])
+    return DONE
+
+
+@app.command
+def move(cluster: str, /, *, kind: str = "", output: Format = "table", state: StateDir = None) -> int:
+    """Let pods leave devices that failed together, for administrators.
+
+    If over half of a cluster's devices of a kind fail within a minute, a driver probably restarts: pods stay (MassFailure) until
+    the devices are back. This moves them at once, to other devices of the cluster or to another cluster.
+
+    Parameters
+    ----------
+    cluster
+        The cluster, PROVIDER/NAME.
+    kind
+        Only devices of this kind; without it, of all kinds.
+    """
+    found = Client.find(state).call("POST", path("devices", "move"), body={"cluster": cluster, "kind": kind})
+    if output in ("json", "yaml"):
+        return show(found, output)
+    kinds = found["kinds"]
+    out(f"pods leave failed devices of {cluster}: {', '.join(kinds)}" if kinds else f"{cluster} has no mass failure")
     return DONE
 
 

@@ -85,6 +85,20 @@ class DeviceAlgorithmEdit(Model, kw_only=True, forbid_unknown_fields=True):
     algorithm: str
 
 
+class DevicesMoved(Model, kw_only=True, omit_defaults=False):
+    """The kinds of devices of which so many had failed at once that nothing moved, and that pods leave now."""
+
+    cluster: str
+    kinds: list[str] = []
+
+
+class DevicesMoveEdit(Model, kw_only=True, forbid_unknown_fields=True):
+    """Without a kind, pods may leave failed devices of every kind."""
+
+    cluster: str
+    kind: str = ""
+
+
 class ClassExplained(Model, kw_only=True, omit_defaults=False):
     """How a class selects devices: `devices` there are, `selected` by one of the terms, of these `healthy`, and how many units
     are free."""

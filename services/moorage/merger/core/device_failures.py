@@ -247,7 +247,7 @@ class DeviceFailures:
         failed: dict[str, FailedDevice] = {}
         for part, device in reported.items():
             known, before = cluster.known[part], cluster.failed.get(part)
-            since = {taint: at for taint, at in before.taints} if before is not None else {}
+            since = dict(before.taints) if before is not None else {}
             gone = unhealthy = None
             if device is None:
                 gone = before.gone if before is not None and before.gone is not None else now

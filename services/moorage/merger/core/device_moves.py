@@ -240,4 +240,3 @@ def _free_of_kind(draft: Draft, kind: str) -> int:
         left = entries.capacity[at] - entries.used[at] - entries.claimed[at]
         free += int((np.maximum(left, 0) // np.maximum(parts.unit_size[of_unit], 1)).sum())
     return free
-

@@ -201,9 +201,7 @@ class Draft:
                 left[node] = left.get(node, 0) - pods
         return {node: pods for node, pods in left.items() if pods > 0}
 
-    def _moving(
-        self, newest: ActiveClaim, node: str, places: Sequence[FamilyPlace], pods: int
-    ) -> dict[int, Mover]:
+    def _moving(self, newest: ActiveClaim, node: str, places: Sequence[FamilyPlace], pods: int) -> dict[int, Mover]:
         """Returns the places on a node that leave their devices, by identity."""
         found = self.failures(newest.claim.id) if self.around.failures.failed else None
         if found is None or not (found.left or found.closed) or is_per_node(newest.claim):
