@@ -260,10 +260,9 @@ def test_pods_say_which_devices_they_alone_have() -> None:
     put_pod(view, "a", "n")
     put_pod(view, "b", "n")
     put_claim(view, "one", {"device": "gpu-0"}, pods=["a"])
-    assert parts() == {"a": {}, "b": {}}
-    put_slice(view, "s", "gpu-0", "gpu-1", "gpu-2", nodeName="n")
     one = {"GPU_EXAMPLE_COM": "1"}
-    assert parts() == {"a": {"0": one}}, "once the slices are known"
+    assert parts() == {"a": {"0": one}, "b": {}}, "whoever has a device has it still when it is not offered"
+    put_slice(view, "s", "gpu-0", "gpu-1", "gpu-2", nodeName="n")
     assert parts() == {}
     put_claim(view, "two", {"device": "gpu-1"}, {"device": "gpu-2", "adminAccess": True}, pods=["a"])
     put_claim(view, "both", {"device": "gpu-2"}, pods=["a", "b"])

@@ -104,6 +104,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "controllers list": ("moorage controllers list",),
     "devices": ("moorage devices replay --nodes nodes.csv --tasks tasks.csv",),
     "devices algorithm": ("moorage devices algorithm", "moorage devices algorithm best-fit"),
+    "devices move": ("moorage devices move lab/one", "moorage devices move lab/one --kind nvidia-gpu"),
     "devices replay": (
         "moorage devices replay --nodes nodes.csv --tasks tasks.csv --algorithm default first-fit fgd",
         "moorage devices replay --nodes nodes.csv --tasks tasks.csv --placements placements.csv -o json",
