@@ -207,7 +207,6 @@ def test_a_class_of_the_mesh_is_carried_out_by_a_claim(
     assert mesh.run("delete", "resourceclass", "mesh.b").returncode == 0
 
 
-
 def replace_slice(plane: ControlPlane, found: dict[str, Any]) -> None:
     live = plane.get(f"{GROUP}/resourceslices/{SLICE}")
     plane.call("PUT", f"{GROUP}/resourceslices/{SLICE}", {**live, "spec": found["spec"]})

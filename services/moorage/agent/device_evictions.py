@@ -9,10 +9,11 @@ import msgspec
 import structlog
 
 from moorage.bus.failpoints import reached
+from moorage.dra.objects import DeviceClaim, DeviceClass
 from moorage.kube import Api, ApiError, LeaderTerm, Unreachable
 from moorage.kube.objects import Key
 
-from .core.kube_types import DeviceClaim, DeviceClass, Pod
+from .core.kube_types import Pod
 from .core.vacated_devices import PodOnDevice, VacatedDevices
 from .object_watches import Spawn
 

@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 import msgspec
 
+from moorage.dra.objects import DeviceClaim, DeviceClass
 from moorage.kube.objects import Key
 from moorage.podspec import CLAIM, PIN_PREFIX, VACATED_DEVICES
 
-from .kube_types import DeviceClaim, DeviceClass, Pod
+from .kube_types import Pod
 
 _read = msgspec.json.Decoder(dict[str, list[str]]).decode
 
