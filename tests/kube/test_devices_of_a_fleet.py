@@ -205,6 +205,8 @@ def test_a_class_of_the_mesh_is_carried_out_by_a_claim(
     assert (entry["class"], entry["containers"], entry["quantity"]) == ("mesh.b", ["main"], 2)
     assert entry["decision"] and entry["parts"] == [f"{DRIVER}/edge-1-n2/gpu-{i}" for i in (2, 3)]
     assert mesh.run("delete", "resourceclass", "mesh.b").returncode == 0
+    remove(mesh, "classy")
+    until(lambda: not allocated(plane), 60, "they are given back")
 
 
 def replace_slice(plane: ControlPlane, found: dict[str, Any]) -> None:
