@@ -1,9 +1,12 @@
-"""Decisions about pods with two needs for devices, beside the same pods without, on the same fleet; and how many a second."""
+"""Decisions about pods with two needs for devices, beside the same pods without, on the same fleet; and how many a second.
+
+Once nodes are equal, once each device has a uuid."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -37,8 +40,8 @@ def _device(number: int, held: int) -> dict[str, Any]:
     return {"name": f"gpu-{number}", "kind": "nvidia-gpu", "vendor": "nvidia", "properties": properties, "used": used}
 
 
-def _fleet_file() -> dict[str, Any]:
-    """Returns clusters of five sorts, with nodes of two: of some, devices are held."""
+def _fleet_file(*, uuids: bool = False) -> dict[str, Any]:
+    """Returns clusters of five sorts, with nodes of two: of some, devices are held. With `uuids` each device has one."""
 
     def node(name: str, held: int) -> dict[str, Any]:
         devices = [_device(number, held) for number in range(DEVICES)]
@@ -53,7 +56,24 @@ def _fleet_file() -> dict[str, Any]:
         }
         for sort in range(_SORTS)
     ]
-    return {"kind": "Fleet", "clusters": clusters}
+    return {"kind": "Fleet", "clusters": [*map(_with_uuids, _each_of(clusters))] if uuids else clusters}
+
+
+def _each_of(sorts: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yields clusters and nodes one by one."""
+    for sort in sorts:
+        for number in range(sort["count"]):
+            nodes = [{**n, "name": f"{n['name']}-{i}", "count": 1} for n in sort["nodes"] for i in range(n["count"])]
+            yield {**sort, "name": f"{sort['name']}-{number}", "count": 1, "nodes": nodes}
+
+
+def _with_uuids(cluster: dict[str, Any]) -> dict[str, Any]:
+    for node in cluster["nodes"]:
+        node["devices"] = [
+            {**one, "properties": {**one["properties"], "uuid": f"{cluster['name']}/{node['name']}/{one['name']}"}}
+            for one in node["devices"]
+        ]
+    return cluster
 
 
 def _class(name: str, **requirements: tuple[str, str]) -> bytes:
@@ -75,10 +95,15 @@ def _document(name: str, *, devices: bool) -> bytes:
 
 
 async def device_decisions() -> list[Figure]:
+    return [*await _figures(uuids=False), *await _figures(uuids=True)]
+
+
+async def _figures(*, uuids: bool) -> list[Figure]:
+    of_uuids = ", each with a uuid" if uuids else ""
     samples: dict[bool, list[float]] = {False: [], True: []}
     with Mesh() as mesh:
         file = mesh.state / "fleet.json"
-        file.write_bytes(msgspec.json.encode(_fleet_file()))
+        file.write_bytes(msgspec.json.encode(_fleet_file(uuids=uuids)))
         async with fleet(mesh, CLUSTERS, file=file):
             bus = await Bus.connect(mesh.settings, worker="admin")
             asked = Decisions(bus)
@@ -110,7 +135,7 @@ async def device_decisions() -> list[Figure]:
     found, worst = percentiles(samples[True])
     return [
         Figure(
-            name=f"decision with two needs for devices, {CLUSTERS:,} clusters x {NODES} nodes x {DEVICES} devices",
+            name=f"decision with two needs for devices, {CLUSTERS:,} clusters x {NODES} nodes x {DEVICES} devices{of_uuids}",
             n=TIMES,
             p50=found,
             p99=worst,
@@ -121,7 +146,7 @@ async def device_decisions() -> list[Figure]:
             ok=found <= 2 * plain,
         ),
         Figure(
-            name=f"decisions per second with two needs for devices, {IN_FLIGHT} in flight",
+            name=f"decisions per second with two needs for devices{of_uuids}, {IN_FLIGHT} in flight",
             n=TOTAL,
             p50=1e3 / rate,
             p99=0,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from itertools import combinations
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -116,6 +117,29 @@ def test_scores_of_changed_rows_are_those_of_a_new_chooser(
     fresh = Chooser(columns, find_algorithm(name), mix)
     for request in requests:
         assert np.allclose(chooser.best_by_row(request), fresh.best_by_row(request))
+
+
+@given(_columns(), st.lists(_REQUESTS, min_size=2, max_size=8), st.sampled_from(NAMES), st.data())
+@settings(deadline=None, max_examples=60)
+def test_scoring_each_state_once_finds_what_scoring_each_row_does(
+    columns: DeviceColumns, requests: list[DeviceRequest], name: str, data: st.DataObject
+) -> None:
+    many = columns.rows(np.tile(np.arange(len(columns)), 80))
+    choosers = [Chooser(many.rows(np.arange(len(many))), find_algorithm(name)) for _ in range(2)]
+    for request in requests:
+        found = []
+        for few, chooser in zip((0, len(many)), choosers, strict=True):
+            with mock.patch("moorage.device_algorithms.chooser._FEW", few):
+                found.append((chooser.choose(request), chooser.best_by_row(request).tolist()))
+        assert found[0] == found[1]
+        chosen = found[0][0]
+        other: int = data.draw(st.integers(0, len(many) - 1))
+        for chooser in choosers:
+            chooser.columns.beside_free[other] = 0
+            chooser.note_change([other])
+            if chosen is not None:
+                chooser.take(chosen, request)
+            chooser.mix.record(request)
 
 
 @given(_columns(), st.lists(_REQUESTS.filter(lambda r: r.devices > 0), min_size=1, max_size=5), st.booleans())

@@ -8,17 +8,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from moorage.collections import LruDict, unique_rows
+from moorage.collections import LruDict
 
 from .algorithms import DeviceAlgorithm
 from .columns import DeviceColumns, DeviceRequest, Floats, Ints, options
 from .mix import RequestMix
+from .row_states import RowStates
 
 #: Distinct requests whose scores are kept, and changes after which all are scored again.
 _KEPT = 512
 _CHANGES = 65536
 _LOWEST = -1e300
-#: More rows are looked through for equal ones.
+#: More rows are scored once for equal ones.
 _FEW = 64
 
 
@@ -46,6 +47,7 @@ class Chooser:
         self._scorer = algorithm.prepare(columns, self.mix)
         self._scored: LruDict[DeviceRequest, _Scored] = LruDict(_KEPT)
         self._changed: list[int] = []
+        self._states: RowStates | None = None  # made when many rows are scored
 
     def choose(self, request: DeviceRequest) -> Choice | None:
         """Returns the best choice; None if the request fits nowhere."""
@@ -82,6 +84,8 @@ class Chooser:
             self._changed.clear()
             self._scored.clear()
         self._changed.extend(rows)
+        if self._states is not None:
+            self._states.note_change(rows)
 
     def _up_to_date(self, request: DeviceRequest) -> _Scored:
         if self._version != self.mix.version:
@@ -93,27 +97,29 @@ class Chooser:
             count = len(self.columns)
             scored = _Scored(np.full(count, -np.inf), np.zeros((count, request.devices), np.int64), len(self._changed))
             self._scored[request] = scored
-            self._score(scored, request, np.arange(count))
+            if count > _FEW:
+                self._score_all(scored, request)
+            else:
+                self._score(scored, request, np.arange(count))
         elif scored.changes < len(self._changed):
             rows = np.unique(np.array(self._changed[scored.changes :], np.int64))
             scored.changes = len(self._changed)
-            self._score(scored, request, rows)
+            if len(rows) > len(self.columns) // 4 + _FEW:
+                self._score_all(scored, request)
+            else:
+                self._score(scored, request, rows)
         return scored
 
-    def _score(self, scored: _Scored, request: DeviceRequest, rows: Ints) -> None:
-        """Scores rows; of many, equal ones once."""
-        if len(rows) <= _FEW:
-            self._score_each(scored, request, rows)
-            return
-        columns = self.columns
-        groups = [groups for groups in (columns.zones, columns.roots) if groups is not None]
-        told_apart = [columns.free, columns.size, columns.beside_free, columns.beside_size, *groups]
-        first, inverse = unique_rows(np.column_stack([*(one[rows] for one in told_apart), columns.kinds[rows]]))
-        self._score_each(scored, request, rows[first])
-        scored.best[rows] = scored.best[rows[first]][inverse]
-        scored.devices[rows] = scored.devices[rows[first]][inverse]
+    def _score_all(self, scored: _Scored, request: DeviceRequest) -> None:
+        """Scores all rows; equal ones once."""
+        if self._states is None:
+            self._states = RowStates(self.columns)
+        rows, of_row = self._states.representatives()
+        self._score(scored, request, rows)
+        scored.best = scored.best[rows][of_row]
+        scored.devices = scored.devices[rows][of_row]
 
-    def _score_each(self, scored: _Scored, request: DeviceRequest, rows: Ints) -> None:
+    def _score(self, scored: _Scored, request: DeviceRequest, rows: Ints) -> None:
         rows = np.sort(rows)
         scored.best[rows] = -np.inf
         found = options(self.columns, request, rows, first=self._algorithm.takes_first)

@@ -67,17 +67,25 @@ def scarcity(columns: DeviceColumns, mix: RequestMix) -> Floats:
     """Returns a price by kind: the share of demand that is bound to it beside its share of the free devices."""
     kinds = _kinds(columns)
     free = np.bincount(columns.kinds, columns.free.sum(axis=1), minlength=kinds)
-    bound, demand = np.zeros(kinds), 0.0
-    for request, weight in zip(mix.requests, mix.weights, strict=True):
-        asked = request.amount * float(weight)
-        demand += asked
-        usable = [kind for kind in request.kinds or () if kind < kinds]
-        if usable:
-            there = free[usable] + 1
-            bound[usable] += asked * there / there.sum()
+    usable, asked = _bound_to(mix, kinds)
+    there = usable * (free + 1)
+    bound = (asked / np.maximum(there.sum(axis=1), 1)) @ there
+    demand = float(asked.sum())
     part_of_demand = bound / max(demand, 1e-9)
     part_of_free = free / max(float(free.sum()), 1.0)
-    return np.minimum(part_of_demand / np.maximum(part_of_free, 1e-9), HIGHEST_PRICE)
+    price: Floats = np.minimum(part_of_demand / np.maximum(part_of_free, 1e-9), HIGHEST_PRICE)
+    return price
+
+
+def _bound_to(mix: RequestMix, kinds: int) -> tuple[Floats, Floats]:
+    """Returns which kinds each typical request is bound to, as a matrix of 0 and 1, and how much it asks."""
+    key = ("bound", kinds)
+    found = mix.derived.get(key)
+    if found is None:
+        usable = np.array([[kind in (one.kinds or ()) for kind in range(kinds)] for one in mix.requests], np.float64)
+        asked = np.array([one.amount for one in mix.requests], np.float64) * mix.weights
+        found = mix.derived[key] = usable.reshape(len(mix.requests), kinds), asked
+    return found  # type: ignore[return-value]
 
 
 def _kinds(columns: DeviceColumns) -> int:

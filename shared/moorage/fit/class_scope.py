@@ -7,6 +7,7 @@ import msgspec
 from moorage.classes import CLUSTER, KIND, NOTHING, holds
 from moorage.model.part_requests import DeviceAsk, PropertyCondition, PropertySelector
 from moorage.model.shapes import Shape
+from moorage.parts.identities import is_identity, names_identity
 
 _IS_DEVICE = (PropertyCondition(key=KIND, operator="Exists"),)
 
@@ -43,3 +44,13 @@ def selector_in(selector: PropertySelector, cluster: str | None) -> PropertySele
         if alternative and all(one.key != CLUSTER or cluster is None or holds(cluster, one) for one in alternative)
     ]
     return tuple(kept) or NOTHING
+
+
+def without_identities(selector: PropertySelector) -> PropertySelector:
+    """Returns the selector in which conditions on the identities of devices count as met."""
+    if not names_identity(selector):
+        return selector
+    return (
+        tuple(tuple(one for one in each if not is_identity(one.key)) or _IS_DEVICE for each in selector if each)
+        or NOTHING
+    )

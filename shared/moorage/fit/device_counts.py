@@ -7,13 +7,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from moorage.model.part_requests import DeviceAsk
+from moorage.model.part_requests import DeviceAsk, PartGroup
+from moorage.model.shapes import Shape
 from moorage.parts.device_slots import selected_devices
 from moorage.parts.device_table import tolerated
 
 from .device_rows import entries_of, free_of
 from .inner_rows import nodes_by_layout
-from .inside import StaticInside
+from .inside import Asked, StaticInside
 from .protocols import Mask, Rows
 
 Counts = NDArray[np.int64]
@@ -39,7 +40,10 @@ def count_devices(rows: Rows, ask: DeviceAsk, about: Mask) -> DeviceCounts:
     most = np.zeros(rows.size, np.int64)
     wanted = ask.share or 1000
     known = False
-    for layout, at, amounts in nodes_by_layout(rows, ids) if len(ids) else ():
+    if not len(ids):
+        return DeviceCounts(there, selected, healthy, untainted, free, most, known)
+    asked = Asked(Shape(key="", object="", groups=[PartGroup(devices=(ask,))]))
+    for layout, at, amounts in nodes_by_layout(rows, ids, asked=[asked]):
         table = StaticInside.of(layout).table
         known = known or (ask.device_class or ask.resource_class) in table.classes
         verdicts = selected_devices(table, ask)

@@ -21,7 +21,7 @@ from moorage.model.shapes import Shape
 from moorage.parts.device_parts import unit_of
 from moorage.parts.inside import InnerPart, Layout
 
-from .class_scope import selector_in
+from .class_scope import selector_in, without_identities
 from .cluster_fit import changed_clusters, rows_of_clusters
 from .inner_rows import nodes_by_layout
 from .protocols import Ids, Rows
@@ -118,10 +118,8 @@ class DeviceRows:
         it finds no place for one, or there are too many."""
         if sum(shape.count for shape in shapes) > _MOST_PODS:
             return None
-        fleet_wide = self._current()
-        at = np.flatnonzero(np.isin(self._nodes, where))
-        columns = fleet_wide.rows(at)
-        place = _Place(columns, _positions(where, self._nodes[at]), self.mix)
+        nodes, columns = self._read(where[self._rows.usable[where]])
+        place = _Place(columns, _positions(where, nodes), self.mix)
         packed = np.zeros((len(shapes), len(where)), np.int64)
         for number, shape in enumerate(shapes):
             asked = [
@@ -144,7 +142,7 @@ class DeviceRows:
         """Returns the kinds of which a device is selected; None: all, or it is not known."""
         if not ask.properties:
             return None
-        selector = selector_in(ask.properties, None)
+        selector = without_identities(selector_in(ask.properties, None))
         known = sum(map(len, self._samples))
         found = self._selected.use((known, selector))
         if found is None:

@@ -33,10 +33,13 @@ class LayoutNodes(NamedTuple):
 
 
 def nodes_by_layout(
-    rows: Rows, ids: Ids, classes_of: Callable[[Layout], Collection[str]] | None = None
+    rows: Rows,
+    ids: Ids,
+    classes_of: Callable[[Layout], Collection[str]] | None = None,
+    asked: Sequence[Asked] = (),
 ) -> Iterator[LayoutNodes]:
     """Yields the nodes of each layout among these rows. `classes_of`: the classes that are read, None for all; 0 is free of
-    others."""
+    others. Layouts that differ only in identities of devices are one, but for those that `asked` depends on."""
     if rows.layout is None:
         yield LayoutNodes(_EMPTY, np.arange(len(ids)), np.zeros((len(ids), 0), np.int64))
         return
@@ -44,11 +47,32 @@ def nodes_by_layout(
     clusters = _clusters_of(rows, ids)
     firsts = _first_parts(rows, ids, clusters) if numbers.any() else np.zeros(len(ids), np.int64)
     places: dict[str, NDArray[np.int64]] = {}
-    for number in np.unique(numbers).tolist():
-        at = np.flatnonzero(numbers == number)
-        layout = rows.parts.layouts.found[number] if number else _EMPTY
+    for layout, at in _by_layout(rows, numbers, asked):
         read = _FreeReader(rows, ids[at], firsts[at], clusters, places)
         yield LayoutNodes(layout, at, read.free(layout, classes_of(layout) if classes_of is not None else None))
+
+
+def _by_layout(
+    rows: Rows, numbers: NDArray[np.int32], asked: Sequence[Asked]
+) -> Iterator[tuple[Layout, NDArray[np.intp]]]:
+    """Yields layouts with the positions of their numbers."""
+    layouts = rows.parts.layouts
+    common = layouts.common[numbers]
+    for number in np.unique(common).tolist():
+        at = np.flatnonzero(common == number)
+        layout = layouts.found[number] if number else _EMPTY
+        reading = [one for one in asked if one.reads_identities(layout)]
+        if reading:
+            own, of = np.unique(numbers[at], return_inverse=True)
+            sources = (layouts.sources[each] for each in own.tolist())
+            depends = np.array(
+                [any(one.depends_on_identities(layout, s) for one in reading) for s in sources], np.bool_
+            )
+            for place in np.flatnonzero(depends).tolist():
+                yield layouts.own(int(own[place])), at[of == place]
+            at = at[~depends[of]]
+        if len(at):
+            yield layout, at
 
 
 def _clusters_of(rows: Rows, ids: Ids) -> list[int] | None:
@@ -167,7 +191,8 @@ class InnerCounts:
             return found
         allowed = _in_trees(rows, asked.shape, ids)
         there = ids if allowed is None else ids[allowed]
-        for layout, at, free in nodes_by_layout(rows, there, lambda layout: asked.units(layout, limit)):
+        by_layout = nodes_by_layout(rows, there, lambda layout: asked.units(layout, limit), [asked])
+        for layout, at, free in by_layout:
             states = _reduced(layout, free, asked, limit)
             distinct, inverse = unique_rows(states)
             counts = [self._most(layout, tuple(state), asked, limit) for state in states[distinct].tolist()]
@@ -182,7 +207,8 @@ class InnerCounts:
         opened = [rows.row_of(cid, node) for cid, nodes in rows.open_pods.items() for node in nodes]
         there = np.isin(ids, np.array([row for row in opened if row is not None], np.intp))
         for position in np.flatnonzero(there & (found > 0)).tolist():
-            ((layout, _, free),) = nodes_by_layout(rows, ids[position : position + 1])
+            here = ids[position : position + 1]
+            ((layout, _, free),) = nodes_by_layout(rows, here, asked=[asked])
             state = NodeState.of(layout, tuple(free[0].tolist()), open_pods_on(rows, int(ids[position])))
             try:
                 found[position] = state.most(asked, limit)
@@ -244,7 +270,8 @@ class InnerNodes:
         self.rows, self.where, self.shapes = rows, where, shapes
         self._taken = taken or {}
         self._inside: list[tuple[Layout, list[int]]] = [(_EMPTY, [])] * len(where)
-        for layout, at, free in nodes_by_layout(rows, where):
+        asked = [Asked(shape) for shape in shapes if shape.groups]
+        for layout, at, free in nodes_by_layout(rows, where, asked=asked):
             for position, amounts in zip(at.tolist(), free.tolist(), strict=True):
                 self._inside[position] = layout, amounts
         self._states: dict[int, NodeState] = {}  # made when they are asked

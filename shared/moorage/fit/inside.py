@@ -19,7 +19,9 @@ from moorage.model.slots import STARTING, DeviceGrant, PartAmounts, PodParts, Po
 from moorage.parts import Budget, Request, needs_one_zone, pod_request
 from moorage.parts.arrivals import can_hold, most_equal_pods, starting
 from moorage.parts.device_parts import COUNTERS
-from moorage.parts.device_table import DeviceTable
+from moorage.parts.device_slots import class_name, of_identity, reads_identities
+from moorage.parts.device_table import DeviceTable, reads_identity
+from moorage.parts.identities import may_select, names_identity
 from moorage.parts.inside import InnerPart, Layout, part_id
 from moorage.parts.kubelet import Alignment, Kubelet, Step, TopologyManager, ZoneAmounts, aligned_steps, alignment
 from moorage.parts.node_assignment import NodePart, NodeTree, PodShare, assign_on_node
@@ -74,9 +76,25 @@ class Asked:
         )
         #: Claims whose devices the pods have together.
         self.shared = frozenset(group.shared for group in shape.groups if group.shared)
+        self._relates_identities = any(map(reads_identities, shape.groups)) or any(map(of_identity, shape.relations))
+        #: Selectors of devices that name identities.
+        self._identities = [a.properties for g in shape.groups for a in g.devices if names_identity(a.properties)]
+        #: DeviceClasses of clusters that are asked for.
+        self._classes = {class_name(ask) for group in shape.groups for ask in group.devices}
         self.role = role_group(shape)
         self._requests: dict[tuple[frozenset[str] | None, bool, object], Request] = {}
         self._alignments: dict[tuple[TopologyManager, frozenset[str]], Alignment] = {}
+
+    def reads_identities(self, layout: Layout) -> bool:
+        """Returns whether the identities of a layout's devices may matter."""
+        return bool(self._identities) or self._always_reads(layout)
+
+    def depends_on_identities(self, layout: Layout, source: bytes) -> bool:
+        """Returns whether the identities in a source of this layout may matter: others select no device more or less."""
+        return self._always_reads(layout) or any(may_select(selector, source) for selector in self._identities)
+
+    def _always_reads(self, layout: Layout) -> bool:
+        return self._relates_identities or not self._classes.isdisjoint(StaticInside.of(layout).identity_classes)
 
     def request(self, static: StaticInside, *, in_zone: bool = False, shared: bool = True) -> Request:
         """Returns the request to nodes of a layout. `shared`: with the devices that pods have together."""
@@ -149,6 +167,8 @@ class StaticInside:
         self.classes = frozenset(entry.resource for entry in layout.entries)
         inside = layout.inside
         self.table = DeviceTable(inside.devices, inside.device_classes, inside.incomplete_pools)
+        #: DeviceClasses whose expressions read identities of devices.
+        self.identity_classes = {c.name for c in inside.device_classes if any(map(reads_identity, c.selectors))}
         #: What devices, and the counters above them, offer.
         self.device_classes = {name for p in parts if p.device >= 0 or p.kind == COUNTERS for name in p.inventories}
         reported = layout.inside.topology_manager

@@ -38,7 +38,23 @@ class LayoutTable(Protocol):
     any_aligns: bool  # the kubelet of a node aligns pods with zones
 
     @property
-    def found(self) -> Sequence[Layout]: ...
+    def found(self) -> Sequence[Layout]:
+        """Returns the layouts by number, without the identities of devices."""
+        ...
+
+    @property
+    def common(self) -> NDArray[np.int64]:
+        """Returns, by number, the first number of those that differ only in the identities of devices."""
+        ...
+
+    @property
+    def sources(self) -> Sequence[bytes]:
+        """Returns the sources by number, with the identities of devices."""
+        ...
+
+    def own(self, number: int) -> Layout:
+        """Returns a layout with the identities of its devices."""
+        ...
 
 
 class PartTable(Protocol):

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from moorage.classes import ALL_DEVICES, CLUSTER, KIND, NAME, NODE, ClassCatalog, KnownClass, Selector
 from moorage.collections.blocks import grown
 from moorage.model.part_reports import PropertyValue
+from moorage.parts.identities import may_select, names_identity
 from moorage.parts.inside import part_id
 
 from .fleet import Fleet
@@ -59,7 +60,7 @@ def devices_in(fleet: Fleet, cids: Sequence[int]) -> Devices:
     for number in np.unique(numbers).tolist():
         at = np.flatnonzero(numbers == number)
         if number < 0:
-            taken[at] = _taken_of_divided(parts, rows[at])
+            taken[at] = _taken_of_divided(parts, rows[at], cids)
             continue
         name = parts.class_names[number]
         columns, size = parts.classes[name], parts.unit_size[rows[at]]
@@ -84,13 +85,16 @@ def _entries(parts: FleetParts, columns: PartClass, cids: Sequence[int]) -> Rows
     return place
 
 
-def _taken_of_divided(parts: FleetParts, rows: Rows) -> Rows:
+def _taken_of_divided(parts: FleetParts, rows: Rows, cids: Sequence[int]) -> Rows:
     """Returns the largest share that is taken of a capacity of each device."""
     place = np.full(parts.n, -1, np.int64)
     place[rows] = np.arange(len(rows))
     taken = np.zeros(len(rows), np.int64)
     for columns in parts.classes.values():
-        entries = np.flatnonzero(columns.row[: columns.n] >= 0)
+        runs = [run for run in map(columns.run, cids) if run.stop > run.start]
+        if not runs:
+            continue
+        entries = np.concatenate([np.arange(run.start, run.stop) for run in runs])
         entries = entries[place[columns.row[entries]] >= 0]
         used = columns.used[entries] + columns.claimed[entries]
         share = -(-used * MILLI // np.maximum(columns.capacity[entries], 1))
@@ -101,9 +105,17 @@ def _taken_of_divided(parts: FleetParts, rows: Rows) -> Rows:
 def selected_rows(fleet: Fleet, rows: Rows, selector: Selector) -> Mask:
     """Returns which rows of parts have devices that a selector selects."""
     parts, devices = fleet.parts, selector.of_devices
-    if selector.keys.isdisjoint((CLUSTER, NODE, NAME)):
+    of_identity = names_identity(selector.alternatives)
+    if selector.keys.isdisjoint((CLUSTER, NODE, NAME)) and not of_identity:
         return np.take(parts.properties.selected(devices), parts.property_set[rows], mode="clip")
-    return np.fromiter((devices.matches(device_properties(fleet, row)) for row in rows.tolist()), np.bool_, len(rows))
+    possible = np.ones(len(rows), np.bool_)
+    if of_identity:
+        nodes, of = np.unique(parts.node[rows], return_inverse=True)
+        sources = (fleet.inside_source(node) for node in nodes.tolist())
+        possible = np.fromiter((may_select(selector.alternatives, s) for s in sources), np.bool_, len(nodes))[of]
+    for at in np.flatnonzero(possible).tolist():
+        possible[at] = devices.matches(device_properties(fleet, int(rows[at])))
+    return possible
 
 
 def device_properties(fleet: Fleet, row: int) -> dict[str, PropertyValue]:
@@ -113,9 +125,11 @@ def device_properties(fleet: Fleet, row: int) -> dict[str, PropertyValue]:
     if KIND not in known:
         return known
     node_row = int(parts.node[row])
-    first, layout = fleet.inside(node_row)
-    ident = part_id(node := fleet.node_name(node_row), layout.parts[row - first].path)
-    return known | {NAME: ident.rpartition("/")[2], NODE: node, CLUSTER: fleet.names[int(fleet.cluster[node_row])]}
+    place = row - fleet.inside(node_row)[0]
+    part = fleet.own_layout(node_row).parts[place]
+    ident = part_id(node := fleet.node_name(node_row), part.path)
+    own = {NAME: ident.rpartition("/")[2], NODE: node, CLUSTER: fleet.names[int(fleet.cluster[node_row])]}
+    return dict(part.properties) | own
 
 
 class _Counts:

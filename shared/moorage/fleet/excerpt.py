@@ -14,6 +14,8 @@ from moorage.model.base import Model
 from moorage.model.candidates import PackedSet
 from moorage.model.reports import Taint
 from moorage.model.slots import PodParts
+from moorage.parts.identities import mentions_identity
+from moorage.parts.inside import common_source
 
 from . import delta
 from .delta import AMOUNTS, FLAGS, NUMBERS, SEPARATOR, ClusterDelta, FleetDelta, Malformed, pack_column
@@ -93,9 +95,9 @@ class FleetCopy:
         patch.labels_from, patch.label_sets = 1, [dict(entry) for entry in sets][1:]
         patch.taints_from, patch.taint_sets = 1, [list(self.taint_sets[n]) for n in used.tolist()][1:]
         if self.layouts is not None and self.uses is not None:
-            of_rows, of = np.unique(np.append(self.layouts, np.int32(0)), return_inverse=True)
-            patch.layout_numbers = pack_column(of[:-1], NUMBERS)
-            patch.layouts_from, patch.layout_sets = 1, [self.layout_sets[n] for n in of_rows.tolist()][1:]
+            layouts, sources = self._layouts_of_rows(self.layouts, mentioned)
+            patch.layout_numbers = pack_column(layouts, NUMBERS)
+            patch.layouts_from, patch.layout_sets = 1, sources[1:]
             patch.uses = self.uses.astype(AMOUNTS).tobytes()
         names = {cid: self.names[cid] for cid in (*(part.id for part in self.clusters), *summed)}
         numbered = ((cid, name) for name in named if (cid := self.ids.get(name)) is not None and cid < len(self.known))
@@ -117,6 +119,20 @@ class FleetCopy:
                 for cid, nodes in self.open_pods.items()
             },
         )
+
+    def _layouts_of_rows(self, numbers: NDArray[np.int32], mentioned: bytes) -> tuple[NDArray[np.intp], list[bytes]]:
+        """Returns the layouts of rows as numbers of the sources that are returned, too. Identities of devices are left out where
+        neither what is `mentioned` nor a DeviceClass asks for them."""
+        sources: dict[bytes, int] = {b"": 0}
+        used, of = np.unique(numbers, return_inverse=True)
+        asked = mentions_identity(mentioned)
+
+        def kept(source: bytes) -> bytes:
+            common = common_source(source)
+            return source if asked or mentions_identity(common) else common
+
+        places = [sources.setdefault(kept(self.layout_sets[number]), len(sources)) for number in used.tolist()]
+        return np.array(places, np.intp)[of], list(sources)
 
 
 def copy_of(

@@ -17,7 +17,7 @@ from moorage.collections.blocks import grown, spread
 from moorage.model.reports import Taint
 from moorage.model.shapes import EXCLUSIVE
 from moorage.model.slots import PodParts, part_and_class, part_resources
-from moorage.parts.inside import Layout, part_id, path_of
+from moorage.parts.inside import Layout, layout_of, part_id, path_of
 from moorage.podspec import is_host_port
 
 from . import delta
@@ -203,14 +203,18 @@ class Fleet(ClusterColumns):
         return taken
 
     def inside(self, row: int) -> tuple[int, Layout]:
-        """Returns the row of a node among the parts, which those of its own parts follow, and its layout; -1 and a layout
-        without parts if it has none."""
+        """Returns the row of a node among the parts, which those of its own parts follow, and its layout without the identities of
+        devices; -1 and a layout without parts if it has none."""
         if self.layout is None or not self.layout[row]:
             return -1, self.parts.layouts.found[0]
         cid = int(self.cluster[row])
         nodes, firsts, layouts = self.parts.first_rows(cid, int(self._start[cid]))
         at = int(np.searchsorted(nodes, row))
         return int(firsts[at]), self.parts.layouts.found[int(layouts[at])]
+
+    def own_layout(self, row: int) -> Layout:
+        """Returns the layout of a node with the identities of its devices."""
+        return layout_of(self.inside_source(row))
 
     def inside_source(self, row: int) -> bytes:
         """Returns the source of a node's layout."""

@@ -18,7 +18,7 @@ from moorage.model.slots import PartAmounts
 from moorage.parsing import CAPACITY_MAX, parse_amount
 from moorage.parts import inside as parts_inside
 from moorage.parts.device_parts import COUNTERS, own_counters, own_devices, path_in_layout
-from moorage.parts.inside import AddedNames, Inside, Layout, class_amount, layout_of, path_of
+from moorage.parts.inside import AddedNames, Inside, Layout, class_amount, common_layout, path_of
 from moorage.podspec import parse_host_port
 
 from .delta import HOST, READY, REJECTED, SEPARATOR, UNSCHEDULABLE
@@ -113,42 +113,44 @@ def with_devices(row: NodeRow, sources: DeviceSources) -> NodeRow:
     if devices == before.devices:
         return row
     inside = _with_amounts(msgspec.structs.replace(before, devices=devices), row.allocatable)
-    known = dict(zip(layout_of(row.inside).entry_at, row.in_use, strict=True)) if row.inside else {}
-    layout = layout_of(parts_inside.encode(inside))
-    return row._replace(inside=layout.source, in_use=tuple(known.get(entry, 0) for entry in layout.entry_at))
+    known = dict(zip(common_layout(row.inside).entry_at, row.in_use, strict=True)) if row.inside else {}
+    source = parts_inside.encode(inside)
+    in_use = tuple(known.get(entry, 0) for entry in common_layout(source).entry_at)
+    return row._replace(inside=source, in_use=in_use)
 
 
 def with_inside(row: NodeRow, inside: Inside, in_use: Mapping[str, Mapping[str, str]]) -> tuple[NodeRow, str]:
     """Returns the row with what is inside the node, and what is wrong with that."""
-    layout = layout_of(parts_inside.encode(inside))
+    source = parts_inside.encode(inside)
+    layout = common_layout(source)
     amounts, problem = _used(layout, row.name, in_use)
     problems = [f"node {row.name}: {text}" for text in (*map(str, layout.dropped), problem) if text]
     more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
-    return row._replace(inside=layout.source, in_use=amounts), "; ".join(problems[:3]) + more
+    return row._replace(inside=source, in_use=amounts), "; ".join(problems[:3]) + more
 
 
 def with_parts_of(row: NodeRow, node: NodeReport, pods: Iterable[PartAmounts] = ()) -> NodeRow:
     """Returns the row with the zones and devices that a node agent reports; what it says of their use replaces what was known
     of it, and is never less than what it says that `pods` take. Devices of drivers and resources that it does not report stay."""
-    before = layout_of(row.inside)
-    known = dict(zip(before.entry_at, row.in_use, strict=True))
-    found = msgspec.structs.replace(node, providers=before.inside.providers, zones=node.zones or None)
-    inside = inside_of(found, before.inside, row.allocatable)
+    before = parts_inside.decode(row.inside)
+    known = dict(zip(common_layout(row.inside).entry_at, row.in_use, strict=True))
+    found = msgspec.structs.replace(node, providers=before.providers, zones=node.zones or None)
+    inside = inside_of(found, before, row.allocatable)
     own = {_source_of(device) for device in inside.devices}
-    others = [device for device in before.inside.devices if _source_of(device) not in own]
+    others = [device for device in before.devices if _source_of(device) not in own]
     inside = msgspec.structs.replace(inside, devices=[*others, *inside.devices])
     if others:
-        counters = {(c.driver, c.pool, c.name): c for c in (*before.inside.counters, *inside.counters)}
+        counters = {(c.driver, c.pool, c.name): c for c in (*before.counters, *inside.counters)}
         inside = msgspec.structs.replace(
             inside,
             counters=list(counters.values()),
-            device_classes=inside.device_classes or before.inside.device_classes,
-            incomplete_pools=inside.incomplete_pools or before.inside.incomplete_pools,
+            device_classes=inside.device_classes or before.device_classes,
+            incomplete_pools=inside.incomplete_pools or before.incomplete_pools,
         )
     if node.cpu_manager is None:
-        inside = msgspec.structs.replace(inside, cpu_manager=before.inside.cpu_manager)
+        inside = msgspec.structs.replace(inside, cpu_manager=before.cpu_manager)
     over, _ = with_inside(row, _with_amounts(inside, row.allocatable), node.in_use)
-    layout = layout_of(over.inside)
+    layout = common_layout(over.inside)
     own_paths = {path_in_layout(device) for device in inside.devices if _source_of(device) in own}
     own_zones = {f"/{parts_inside.zone_id(zone.id)}" for zone in node.zones or ()}
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from moorage.classes import Selector
 from moorage.collections.blocks import Blocks, grown, spread
 from moorage.parts import PropertyTable
-from moorage.parts.inside import Layout, layout_of
+from moorage.parts.inside import Layout, check_identities, common_source, layout_of
 from moorage.parts.interning import SetTable
 
 Rows = NDArray[np.int64]
@@ -116,31 +116,46 @@ class _Columns:
 
 
 class _LayoutList(Sequence[Layout]):
-    """Layouts by number. There may be one for each node of a fleet, so they are read again when they are needed."""
+    """Layouts by number, without the identities of devices. They are read again when they are needed."""
 
     def __init__(self) -> None:
-        self.sources: list[bytes] = [b""]
+        self._sources: list[bytes] = [b""]
+
+    def append(self, source: bytes) -> None:
+        self._sources.append(source)
 
     def __len__(self) -> int:
-        return len(self.sources)
+        return len(self._sources)
 
     @overload
     def __getitem__(self, number: int) -> Layout: ...
     @overload
     def __getitem__(self, number: slice) -> list[Layout]: ...
     def __getitem__(self, number: int | slice) -> Layout | list[Layout]:
-        found = self.sources[number]
+        found = self._sources[number]
         return layout_of(found) if isinstance(found, bytes) else [layout_of(source) for source in found]
 
 
+class _Common(NamedTuple):
+    """What layouts have in common that differ only in the identities of devices. `number`: of the first of them."""
+
+    source: bytes
+    devices: int
+    columns: tuple[int, ...]
+    number: int
+
+
 class _Layouts:
-    """The columns of all layouts, one after the other. Number 0 is a node without parts."""
+    """The columns of all layouts, one after the other. Number 0 is a node without parts. Layouts that differ only in the
+    identities of devices share their columns, which do not have these."""
 
     def __init__(self) -> None:
         self.found = _LayoutList()
+        self.sources: list[bytes] = [b""]
         self.any_aligns = False  # the kubelet of a node does
-        self._layouts = _Columns("first", "size", "first_entry", "entries", "aligns")
-        self._layouts.append([(0, 0, 0, 0, 0)])
+        self._layouts = _Columns("first", "size", "first_entry", "entries", "aligns", "common")
+        self._layouts.append([(0, 0, 0, 0, 0, 0)])
+        self._common: dict[bytes, _Common] = {}  # by source without identities
         self.part = _Columns(
             "parent", "leave", "kind", "traits", "aggregates", "properties", "healthy", "unit", "unit_size"
         )
@@ -165,20 +180,40 @@ class _Layouts:
         return self._layouts["entries"]
 
     @property
+    def common(self) -> Rows:
+        """Returns, by number, the first number of those that differ only in the identities of devices."""
+        return self._layouts["common"]
+
+    def own(self, number: int) -> Layout:
+        """Returns a layout with the identities of its devices."""
+        return layout_of(self.sources[number])
+
+    @property
     def aligns(self) -> NDArray[np.bool_]:
         """Returns, by number, whether the kubelet of such nodes aligns pods with zones."""
         found: NDArray[np.bool_] = self._layouts["aligns"][: self._layouts.n] > 0
         return found
 
     def append(self, source: bytes, parts: FleetParts) -> None:
-        layout = layout_of(source)
+        source_in_common = common_source(source)
+        common = self._common.get(source_in_common)
+        if common is None:
+            layout = layout_of(source_in_common)
+            columns = self._append_columns(layout, parts)
+            common = _Common(source_in_common, len(layout.inside.devices), columns, len(self.sources))
+            self._common[source_in_common] = common
+        check_identities(source, common.devices)
+        self._layouts.append([(*common.columns, common.number)])
+        self.found.append(common.source)
+        self.sources.append(source)
+
+    def _append_columns(self, layout: Layout, parts: FleetParts) -> tuple[int, ...]:
         self.any_aligns |= layout.aligns
         leave = list(range(1, len(layout.parts) + 1))
         for i in range(len(layout.parts) - 1, 0, -1):
             above = layout.parts[i].parent
             leave[above] = max(leave[above], leave[i])
-        sizes = len(layout.parts), len(layout.entries)
-        self._layouts.append([(self.part.n, sizes[0], self.entry.n, sizes[1], layout.aligns)])
+        first, first_entry = self.part.n, self.entry.n
         self.part.append(
             [
                 (
@@ -196,7 +231,7 @@ class _Layouts:
             ]
         )
         self.entry.append([self._entry(layout, at, resource, parts) for at, resource in layout.entries])
-        self.found.sources.append(source)
+        return first, len(layout.parts), first_entry, len(layout.entries), int(layout.aligns)
 
     def _entry(self, layout: Layout, at: int, resource: str, parts: FleetParts) -> tuple[int, ...]:
         inventory = layout.parts[at].inventories[resource]
@@ -318,7 +353,7 @@ class FleetParts:
     def renumber(self, sources: list[bytes]) -> list[bytes]:
         """Keeps only these layouts, whose numbers are their places in the list. Returns the list."""
         place = {source: number for number, source in enumerate(sources)}
-        numbers = np.array([place.get(source, 0) for source in self.layouts.found.sources], np.int32)
+        numbers = np.array([place.get(source, 0) for source in self.layouts.sources], np.int32)
         self.layouts, self.properties = _Layouts(), PropertyTable()  # of which many may be of devices that are gone
         self.learn(sources[1:])
         table = self.layouts

@@ -150,7 +150,7 @@ class DeviceQuotas:
         row = None if cid is None else fleet.row_of(cid, place.node)
         if row is None:
             return _Device(place.cluster, {}, MILLI)
-        _, layout = fleet.inside(row)
+        layout = fleet.own_layout(row)
         at = layout.at.get(fleet.path_of(row, place.part, layout))
         if at is None:
             return _Device(place.cluster, {}, MILLI)

@@ -205,7 +205,7 @@ class _Maker:
                 parent,
                 device.kind or device.driver,
                 offered,
-                _properties(device),
+                properties_of(device),
                 device.healthy and not any(taint.effect in _KEEPS_AWAY for taint in device.taints),
                 {next(iter(offered)) if not device.divisible else class_of(device.driver): takes} if takes else {},
                 place,
@@ -278,7 +278,7 @@ def _amount(name: str, text: str) -> int:
     return amount
 
 
-def _properties(device: DeviceReport) -> dict[str, PropertyValue]:
+def properties_of(device: DeviceReport) -> dict[str, PropertyValue]:
     """Returns attributes and capacities, each under its short and its qualified name, further properties, and the built-in
     ones but those that tell devices of one kind apart."""
     found: dict[str, PropertyValue] = {}

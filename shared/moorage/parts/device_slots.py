@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from moorage.model.part_reports import DeviceReport
-from moorage.model.part_requests import AttributeRelation, DeviceAsk
+from moorage.model.part_requests import AttributeRelation, DeviceAsk, PartGroup, Relation
 
 from .device_parts import unit_of
 from .device_search import ANY_VALUE, NO_DEVICE, DeviceChoices, Values
-from .device_table import DeviceTable, property_values, tolerated
+from .device_table import DeviceTable, property_values, reads_identity, tolerated
 from .forest import Take
+from .identities import is_identity, names_identity
 from .properties import Properties, meets
 from .solver import Slot
 
@@ -328,10 +329,26 @@ def _kept(found: DeviceSlot, kept: Sequence[int]) -> DeviceSlot:
     )
 
 
+def class_name(ask: DeviceAsk) -> str:
+    """Returns the DeviceClass of the cluster that is asked for; empty: none. A name that is no class of the mesh is one of the
+    cluster."""
+    return ask.device_class or (ask.resource_class if not ask.properties else "")
+
+
+def reads_identities(group: PartGroup) -> bool:
+    """Returns whether a group reads identities of devices in another way than by a selector of devices."""
+    return names_identity(group.properties) or any(
+        reads_identity(one) for ask in group.devices for one in ask.selectors
+    )
+
+
+def of_identity(relation: Relation) -> bool:
+    return isinstance(relation, AttributeRelation) and is_identity(relation.attribute)
+
+
 def class_verdicts(table: DeviceTable, ask: DeviceAsk) -> Sequence[bool | None]:
     """Returns which devices the DeviceClass and the expressions of a request select; None where one of these is an error."""
-    # A name that is no class of the mesh is one of the cluster.
-    name = ask.device_class or (ask.resource_class if not ask.properties else "")
+    name = class_name(ask)
     found = table.classes.get(name)
     if found is None and name:
         return [False] * len(table.devices)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 
 from moorage.cel import CelDevice, SelectorCache
+from moorage.cel.analysis import ATTRIBUTES
 from moorage.cel.devices import CelValue, version
 from moorage.model.part_reports import (
     CapacityPolicy,
@@ -19,6 +20,7 @@ from moorage.model.part_requests import DeviceToleration
 from moorage.parsing import parse_nanos
 
 from .device_parts import class_of
+from .identities import is_identity
 from .properties import Properties
 
 _NANO = 10**9
@@ -94,6 +96,13 @@ class DeviceTable:
             if found.divisible:
                 taken[class_of(name)] = -(-amount // _NANO)
         return taken
+
+
+def reads_identity(expression: str) -> bool:
+    """Returns whether an expression reads an attribute that only one device has."""
+    selector = _selectors.get(expression)
+    names = selector.analysis.names if selector is not None else ()
+    return any(one.root == ATTRIBUTES and (one.name == "*" or is_identity(one.name)) for one in names)
 
 
 def _shares(capacity: Mapping[str, str], share: int) -> dict[str, str]:

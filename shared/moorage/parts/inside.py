@@ -1,7 +1,8 @@
 """Makes parts of what is reported of the inside of a node. What makes no sense is dropped with its descendants, and told.
 
 Equal insides have equal bytes. A layout has the parts that these describe, with ids without the node's name, so that all nodes
-of a kind share one.
+of a kind share one. The identities of devices, like uuids, follow the rest of the bytes: without them the bytes are those of the
+layout that all nodes of the kind have in common.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ from moorage.model.part_reports import (
 )
 from moorage.parsing import CAPACITY_MAX, parse_amount
 
-from .device_parts import MARK, BadDevice, device_parts, id_of_device, path_of_device
+from .device_parts import MARK, BadDevice, device_parts, id_of_device, path_of_device, properties_of
 from .forest import UNLIMITED, Inventory, Take
+from .identities import SEPARATOR, DeviceIdentity, joined, split
 
 MAX_PARTS = 4096
 MAX_DEPTH = 32
@@ -128,22 +130,59 @@ class Layout(NamedTuple):
 
 _encoder = msgspec.json.Encoder(order="deterministic")
 _decoder = msgspec.json.Decoder(Inside)
+_identities = msgspec.json.Decoder(list[DeviceIdentity])
 
 
 def encode(inside: Inside) -> bytes:
     """Returns the bytes of what is inside a node; none if there is nothing."""
-    there = inside.zones or inside.providers or inside.devices or inside.added
-    return _encoder.encode(inside) if there else b""
+    if not (inside.zones or inside.providers or inside.devices or inside.added):
+        return b""
+    devices, identities = split(inside.devices)
+    if not identities:
+        return _encoder.encode(inside)
+    common = _encoder.encode(msgspec.structs.replace(inside, devices=devices))
+    return common + SEPARATOR + _encoder.encode(identities)
 
 
 def decode(source: bytes) -> Inside:
-    return _decoder.decode(source) if source else Inside()
+    """Returns what is inside a node. Raises `msgspec.DecodeError` for bytes that are not from `encode`."""
+    common, _, identities = source.partition(SEPARATOR)
+    inside = _decoder.decode(common) if common else Inside()
+    if not identities:
+        return inside
+    found = _identities_of(source, len(inside.devices))
+    return msgspec.structs.replace(inside, devices=joined(inside.devices, found))
+
+
+def check_identities(source: bytes, devices: int) -> None:
+    """Raises `msgspec.DecodeError` if bytes do not have the identities of so many devices, or none at all."""
+    if SEPARATOR in source:
+        _identities_of(source, devices)
+
+
+def _identities_of(source: bytes, devices: int) -> list[DeviceIdentity]:
+    found = _identities.decode(source.partition(SEPARATOR)[2])
+    if len(found) != devices:
+        raise msgspec.DecodeError(f"identities of {len(found)} devices, but there are {devices}")
+    return found
+
+
+def common_source(source: bytes) -> bytes:
+    """Returns the bytes without the identities of devices."""
+    return source.partition(SEPARATOR)[0]
+
+
+def common_layout(source: bytes) -> Layout:
+    """Returns the layout without the identities of devices. Its paths and entries are those of `layout_of`."""
+    return layout_of(common_source(source))
 
 
 @lru_cache(1024)
 def layout_of(source: bytes) -> Layout:
     """Returns the layout that the bytes describe. Raises `msgspec.DecodeError` for bytes that are not from `encode`."""
     inside = decode(source)
+    if len(common := common_source(source)) < len(source):
+        return _with_identities(layout_of(common), source, inside)
     builder = _Builder(inside)
     parts = tuple(_with_names(part, inside.added.get(part.path)) for part in builder.parts()) if source else ()
     entries = tuple(Entry(i, name) for i, part in enumerate(parts) for name in sorted(part.inventories))
@@ -156,6 +195,16 @@ def layout_of(source: bytes) -> Layout:
         {(parts[i].path, name): n for n, (i, name) in enumerate(entries)},
         tuple(builder.dropped),
     )
+
+
+def _with_identities(common: Layout, source: bytes, inside: Inside) -> Layout:
+    parts = tuple(
+        part
+        if part.device < 0
+        else part._replace(properties=frozenset(properties_of(inside.devices[part.device]).items()))
+        for part in common.parts
+    )
+    return common._replace(source=source, inside=inside, parts=parts)
 
 
 def _with_names(part: InnerPart, added: AddedNames | None) -> InnerPart:

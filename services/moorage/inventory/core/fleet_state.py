@@ -23,7 +23,7 @@ from moorage.fleet import (
     with_devices,
 )
 from moorage.model.reports import NodeReport, Report, ReportReply
-from moorage.parts.inside import AddedNames, Inside, layout_of
+from moorage.parts.inside import AddedNames, Inside, common_layout
 from moorage.parts.inside import decode as decode_inside
 
 from .cluster_ids import ClusterIds, ClusterRecord
@@ -414,7 +414,7 @@ class FleetState:
         change = cluster.overlays.apply(source, report)
         outcome = self._answer()
         problems = list(change.problems)
-        if change.row is not None and (wrong := layout_of(change.row.inside).dropped):
+        if change.row is not None and (wrong := common_layout(change.row.inside).dropped):
             problems.append(f"node {node}: {wrong[0]}")
         told = "; ".join(problems[:3])
         if told and cluster.problems.get(source) != told:
