@@ -25,7 +25,9 @@ from moorage_testkit.polling import until
 
 from .conftest import MakeMesh
 
-FLEET = fleet(5, 8, readyDelayMs=300)
+FLEET = fleet(6, 8, readyDelayMs=300)
+SLOW = "c-5"
+FLEET["clusters"][5]["behaviour"] = {"readyDelayMs": 2000}
 FOR_EVER = 600
 
 
@@ -183,11 +185,15 @@ async def test_an_update_in_place_keeps_pods_running(driver: MeshClient) -> None
     await nothing_left(driver)
 
 
-def resources(version: str, where: str) -> list[tuple[str, dict[str, Any]]]:
+def resources(
+    version: str, where: str, name: str = "", image: str = "i", app_name: str = "shop", cpu: str = "1"
+) -> list[tuple[str, dict[str, Any]]]:
     """Creates a group of one app on one cluster over /v2."""
-    app = f"/v2/projects/lives/composite-apps/shop/{version}"
-    manifest = application("x", pods=2)["spec"]["apps"][0]["manifests"][0]
-    manifest = {**manifest, "metadata": {"name": f"web-{version}"}}
+    app = f"/v2/projects/lives/composite-apps/{app_name}/{version}"
+    manifest = application("x", pods=2, image=image, cpu=cpu)["spec"]["apps"][0]["manifests"][0]
+    manifest = {**manifest, "metadata": {"name": name or f"web-{version}"}}
+    if name:
+        manifest["spec"]["strategy"] = {"rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}
     spot = {"allOf": [{"clusterProvider": "lab", "cluster": where}]}
     groups, placements = (
         f"{app}/deployment-intent-groups",
@@ -196,7 +202,7 @@ def resources(version: str, where: str) -> list[tuple[str, dict[str, Any]]]:
     return [
         (
             "/v2/projects/lives/composite-apps",
-            {"metadata": {"name": "shop"}, "spec": {"compositeAppVersion": version}},
+            {"metadata": {"name": app_name}, "spec": {"compositeAppVersion": version}},
         ),
         (f"{app}/apps", {"metadata": {"name": "web"}, "spec": {"manifests": [manifest]}}),
         (groups, {"metadata": {"name": "g"}}),
@@ -206,8 +212,15 @@ def resources(version: str, where: str) -> list[tuple[str, dict[str, Any]]]:
     ]
 
 
+async def make_project(driver: MeshClient) -> None:
+    try:
+        await driver.http("/v2/projects", {"metadata": {"name": "lives"}})
+    except urllib.error.HTTPError as error:
+        assert error.code == 409, error
+
+
 async def test_a_replaced_group_ends_when_its_replacement_runs(driver: MeshClient) -> None:
-    await driver.http("/v2/projects", {"metadata": {"name": "lives"}})
+    await make_project(driver)
     for version, where in (("v1", "c-1"), ("v2", "c-2")):
         for path, body in resources(version, where):
             await driver.http(path, body)
@@ -223,6 +236,54 @@ async def test_a_replaced_group_ends_when_its_replacement_runs(driver: MeshClien
         assert pods.least == 2
     await driver.http(f"{new}/terminate", {})
     await nothing_left(driver)
+
+
+async def status_of(driver: MeshClient, group_path: str) -> dict[str, Any]:
+    found: dict[str, Any] = await driver.http(f"{group_path}/status", method="GET")
+    return found
+
+
+@pytest.mark.parametrize("how", ["it runs", "it is given up", "workers die"])
+async def test_a_group_takes_over_the_objects_of_another_on_a_full_cluster(driver: MeshClient, how: str) -> None:
+    """Both have a Deployment of the same name, which takes three quarters of the cluster: it is updated in place, or goes back."""
+    app_name = {"it runs": "till", "it is given up": "desk", "workers die": "shelf"}[how]
+    await make_project(driver)
+    for version, image in (("v1", "i"), ("v2", "j")):
+        for path, body in resources(version, SLOW, "till", image, app_name, cpu="3"):
+            await driver.http(path, body)
+    old, new = (f"/v2/projects/lives/composite-apps/{app_name}/{v}/deployment-intent-groups/g" for v in ("v1", "v2"))
+    async with watched_pods(driver, SLOW) as pods:
+
+        def claims() -> set[str]:
+            return {pod.claim for pod in pods.by_cluster[SLOW].values()}
+
+        await end_faults(driver)
+        await driver.http(f"{old}/instantiate", {})
+        await until(lambda: pods.running(SLOW) == 2, 40, "the old one runs")
+        await eventually(lambda: reached_phase(driver, old, "Running"), 40, "and says so")
+        first = claims()
+        pods.least = 2
+        await driver.http(f"{old}/migrate", {"spec": {"targetCompositeAppVersion": "v2", "targetDigName": "g"}})
+        for worker in ("merger", "patcher", "intents") if how == "workers die" else ():
+            driver.mesh.kill(worker)
+            await asyncio.sleep(0.3)
+        if how == "it is given up":
+            await until(lambda: claims() > first, 40, "it has begun")
+            await driver.http(f"{new}/terminate", {})
+            await eventually(lambda: reached_phase(driver, new, "Terminated"), 40, "the new one ended")
+            await until(lambda: claims() == first and pods.running(SLOW) == 2, 40, "the old pods are back")
+            await eventually(lambda: reached_phase(driver, old, "Running"), 40, "the old one runs")
+        else:
+            await eventually(lambda: reached_phase(driver, old, "Terminated"), 40, "the old one ended")
+            await until(lambda: not first & claims() and pods.running(SLOW) == 2, 40, "the new one runs alone")
+            await eventually(lambda: reached_phase(driver, new, "Running"), 40, "and says so")
+        assert pods.least >= 1, "one pod after the other was replaced"
+    await driver.http(f"{old if how == 'it is given up' else new}/terminate", {})
+    await nothing_left(driver)
+
+
+async def reached_phase(driver: MeshClient, group_path: str, phase: str) -> bool:
+    return bool((await status_of(driver, group_path))["phase"] == phase)
 
 
 async def test_a_deletion_survives_crashes(driver: MeshClient) -> None:

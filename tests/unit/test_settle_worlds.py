@@ -21,8 +21,8 @@ from moorage.merger.core.responses import Replies, gather
 from moorage.merger.core.settle import Settled, is_unsettled, settle
 from moorage.merger.core.settlement_draft import Draft, Progress, Surroundings, is_per_node
 from moorage.merger.decider import settled
-from moorage.model.claims import Claim, Commit, Decision, Entry, Release, Settlement
-from moorage.model.groups import Revision
+from moorage.model.claims import Claim, Commit, Decision, Entry, Release, Settlement, Withdrawal
+from moorage.model.groups import Revision, Succession
 from moorage.model.reports import NodeReport
 from moorage.model.shapes import ShapedApp
 from moorage_testkit.fleets import node, writer_of
@@ -83,10 +83,13 @@ class Merger:
 
 class World:
     """`wide`: two resources, DaemonSets, apps on two clusters, nodes that go and come back. `rough`: kubelets refuse pods, and
-    nodes are not ready, for a while or for good."""
+    nodes are not ready, for a while or for good. `migrations`: groups take the place of others, with the same objects."""
 
-    def __init__(self, seed: int, *, updates: bool, wide: bool = False, rough: bool = False) -> None:
+    def __init__(
+        self, seed: int, *, updates: bool, wide: bool = False, rough: bool = False, migrations: bool = False
+    ) -> None:
         self.random, self.updates, self.wide, self.rough = random.Random(seed), updates, wide, rough
+        self.migrations = migrations
         self.room = {c: {n: self.sizes(2, 6) for n in NODES} for c in CLUSTERS}
         self.strangers = {c: {n: dict.fromkeys(RESOURCES, 0) for n in NODES} for c in CLUSTERS}
         self.gone: dict[str, set[str]] = {c: set() for c in CLUSTERS}
@@ -100,6 +103,7 @@ class World:
         self.agents = {c: Ledger() for c in CLUSTERS}
         self.documents: dict[str, Revision] = {}
         self.older: dict[tuple[str, int], Revision] = {}
+        self.successors: dict[str, str] = {}  # group → the one that takes its place
         self.ran: set[str] = set()
         self.ran_groups: set[str] = set()
         self.fair = False  # the scheduler binds pods where their slots are
@@ -125,8 +129,8 @@ class World:
         used = {"cpu": f"{requested['cpu']}m", "memory": str(requested["memory"])} if requested is not None else None
         return node(name, cpu=f"{room['cpu']}m", memory=str(room["memory"]), requested=used, ready=ready)
 
-    def write(self, name: str, number: int) -> None:
-        before = self.documents.get(named(name))
+    def write(self, name: str, number: int, succeeds: str = "") -> None:
+        before = self.documents.get(succeeds or named(name))
         shapes = []
         for i in range(self.random.randint(1, 2) if before is None else len(before.apps[0].shapes)):
             size, count = self.sizes(1, 3) if self.wide else {"cpu": self.sizes(1, 3)["cpu"]}, self.random.randint(1, 3)
@@ -137,6 +141,11 @@ class World:
             shapes.append(one)
         replicas = before.apps[0].replicas if before is not None else 1 + (self.wide and self.random.random() < 0.3)
         record = revision(name, ShapedApp(name="a", shapes=shapes, replicas=replicas), number=number, at=name)
+        if succeeds:
+            self.successors[succeeds] = record.group
+            record.succession = Succession(group=succeeds, objects={"a": {one.object: "default" for one in shapes}})
+        elif number > 1 and before is not None:
+            record.succession = before.succession
         self.documents[record.group] = self.older[record.group, number] = record
 
     # -- the clusters -------------------------------------------------------------------------------------------------
@@ -215,7 +224,7 @@ class World:
                 continue
             if not newest.withdrawn:
                 actions += self.roll_out(newest.claim, mine, staying)
-            elif (standing := ledger.standing.get(family.group)) is None or self.runs(standing.claims):
+            elif (standing := ledger.standing.get(newest.group)) is None or self.runs(standing.claims):
                 actions += staying
         known = ledger.claims
         actions += [p for p in self.pods if p.cluster == cluster and p.claim not in known and not p.ending]
@@ -408,6 +417,11 @@ class World:
     def release(self, merger: Merger) -> None:
         if self.fold(merger):
             return
+        for old, new in self.successors.items():
+            decision = merger.ledger.standing.get(new)
+            if old in self.documents and decision is not None and decision.id in self.ran:
+                self.commit(merger, Withdrawal(group=old, revision=self.documents.pop(old).revision))
+                return
         for ident, active in merger.ledger.claims.items():
             seen = merger.seen.get(active.claim.cluster)
             if not active.withdrawn or seen is None or ident in seen.pods:
@@ -476,8 +490,12 @@ class World:
         elif y < 0.9:
             group = self.random.choice(list(self.documents))
             number = self.documents[group].revision
-            if self.updates and number < 4:
-                self.write(group.split("/")[1], number + 1)
+            name = group.split("/")[1]
+            taking = any(new == group and old in self.documents for old, new in self.successors.items())
+            if self.migrations and group not in self.successors and not taking and self.random.random() < 0.6:
+                self.write(f"{name}x", 1, succeeds=group)
+            elif self.updates and number < 4:
+                self.write(name, number + 1)
         else:
             self.mergers[self.mergers.index(merger)] = self.new_merger()
 
@@ -583,6 +601,9 @@ class World:
         for cluster in CLUSTERS:
             if self.settled(merger, cluster).entry is not None:
                 self.wrong.append(f"{cluster} is unsettled at rest")
+        for old, new in self.successors.items():
+            if new in waiting:
+                waiting.add(old)
         for group, decision in merger.ledger.standing.items():
             if group not in waiting and not self.runs(decision.claims):
                 self.wrong.append(f"{group} is half started and nobody says so")
@@ -617,6 +638,8 @@ KINDS = {
     "updates": {"updates": True},
     "wide": {"updates": True, "wide": True},
     "rough": {"updates": True, "wide": True, "rough": True},
+    "migrations": {"updates": True, "migrations": True},
+    "wide migrations": {"updates": True, "wide": True, "rough": True, "migrations": True},
 }
 
 
@@ -626,7 +649,11 @@ def test_whatever_the_scheduler_does_it_comes_to_rest_with_nothing_given_twice(s
     world = World(seed, **{"updates": False, **KINDS[kind]})
     world.run()
     assert world.wrong == []
-    assert all(isinstance(entry, Decision | Release | Settlement) for commit in world.log for entry in commit.entries)
+    assert all(
+        isinstance(entry, Decision | Release | Settlement | Withdrawal)
+        for commit in world.log
+        for entry in commit.entries
+    )
 
 
 #: The first one does nothing, so that steps that do not matter for a failure disappear from it.

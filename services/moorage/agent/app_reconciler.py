@@ -43,6 +43,7 @@ class AppReconciler:
         self._app = ManagedApp(cluster, record)
         self.wake = asyncio.Event()
         self.removed = False
+        self.succeeds = ""  # the group whose objects the app takes over
         self._applied_version = 0  # whose objects were all tried
         self._invalid: list[ObjectStatus] = []  # of a version that cannot be applied at all
         self._named: set[str] = set()  # objects that the version names; others are namespaces that it needs
@@ -59,6 +60,10 @@ class AppReconciler:
     @property
     def record(self) -> AppRecord:
         return self._app.record
+
+    @property
+    def is_removing(self) -> bool:
+        return self._app.desired is not None and self._app.desired.remove
 
     @property
     def has_pins(self) -> bool:
@@ -80,8 +85,15 @@ class AppReconciler:
     def set_desired(self, desired: DesiredApp) -> None:
         if self._app.desired is None or desired.version > self._app.desired.version:
             self._app.desired = desired
+            if not desired.remove:
+                self.succeeds = desired.succeeds
             self._failures, self._retry_at = 0, 0.0
             self.wake.set()
+
+    def take_back(self) -> None:
+        """Applies everything again, because an object that another app took over may be taken back."""
+        self._applied_version = 0
+        self.wake.set()
 
     def set_pins(self, pins: Pins) -> None:
         """Records the slots of the app's pods. An app that is not recorded yet is recorded with its first version."""

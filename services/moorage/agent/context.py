@@ -10,7 +10,7 @@ from moorage.kube import Api, ApiDiscovery, ApiError, ApiResource, LeaderTerm
 
 from .app_records import AppRecord, AppRecords
 from .core.cluster_state import ClusterState
-from .core.owned_objects import Ref
+from .core.owned_objects import Owner, Ref, label_of
 from .object_watches import ObjectWatches
 
 #: Seconds between two comparisons of objects that no watch reports, or more, so that there are at most this many a second.
@@ -27,6 +27,14 @@ class RecordedApp(Protocol):
 
     @property
     def record(self) -> AppRecord: ...
+
+    @property
+    def succeeds(self) -> str: ...
+
+    @property
+    def is_removing(self) -> bool: ...
+
+    def take_back(self) -> None: ...
 
 
 class ClusterContext:
@@ -56,6 +64,36 @@ class ClusterContext:
             if app.label != label
             for ref in app.record.content.refs
         )
+
+    # --- objects that pass from a group to the one that takes its place
+
+    def is_handed_over(self, owner: Owner, other: str) -> bool:
+        """Returns whether an object of this owner rightly belongs to the other one, by its name, which takes its place."""
+        app = self._app_of(other)
+        return app is not None and app.succeeds == owner.group and not app.is_removing
+
+    def may_take(self, owner: Owner, other: str) -> bool:
+        """Returns whether this owner may take an object from the other one, by its name: it takes its place, or gets the object back
+        from an app that took its place and is removed."""
+        mine, app = self._apps.get(owner.label), self._app_of(other)
+        if mine is not None and mine.succeeds == other.rpartition(" ")[0]:
+            return True
+        return app is not None and app.succeeds == owner.group and app.is_removing
+
+    def give_back(self, owner: Owner, ref: Ref) -> bool:
+        """Lets the app whose object this owner took over have it back. Returns whether there is one that wants it."""
+        mine = self._apps.get(owner.label)
+        for app in self._apps.values() if mine is not None and mine.succeeds else ():
+            content = app.record.content
+            theirs = mine is not None and content.group == mine.succeeds and not app.is_removing
+            if theirs and any(known.place == ref.place for known in content.refs):
+                app.take_back()
+                return True
+        return False
+
+    def _app_of(self, owner: str) -> RecordedApp | None:
+        group, _, app = owner.rpartition(" ")
+        return self._apps.get(label_of(group, app))
 
     def compare_interval(self) -> float:
         return max(COMPARE, sum(self.unwatched.values()) / COMPARES_PER_SECOND)

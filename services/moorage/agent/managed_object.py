@@ -20,6 +20,8 @@ from .core.owned_objects import Live, Manifest, Owner, Ref, body_of, owned_body,
 
 log = structlog.get_logger("agent")
 
+#: Seconds that a removal waits until an object is taken back by the app from which it was taken over.
+TAKE_BACK = 10.0
 #: Raises if nothing more may be written: a newer version was decided, or the lease is lost.
 CheckCurrent = Callable[[], None]
 #: Kinds whose objects keep a namespace that the agent created.
@@ -95,10 +97,14 @@ class ObjectWriter:
             live = await api.get(kind.path(ref.namespace, ref.name))
         owner = owner_of(live)
         if live is not None and owner != self._owner.name:
-            if owner and ref.kind != "Namespace":
+            if not owner or ref.kind == "Namespace":
+                await self._share(kind, managed, made_by_agent=bool(owner))
+                return
+            if self._cluster.is_handed_over(self._owner, owner):
+                managed.learn_applied(live)
+                return
+            if not self._cluster.may_take(self._owner, owner):
                 raise ApiError(409, "Taken", f"{ref.key} belongs to {owner.replace(' ', ', app ')}")
-            await self._share(kind, managed, made_by_agent=bool(owner))
-            return
         if live is None:
             applied = await create(api, kind, self._body(kind, managed))
         else:
@@ -248,7 +254,22 @@ class ObjectWriter:
             log.warning("namespace is kept, because others use it", namespace=ref.name, reason=reason)
             await release(api, kind, ref.namespace, ref.name, uid)
             return
-        await self._delete(kind, ref, uid, check_current)
+        if is_stuck(live) or not await self._is_taken_back(kind, ref, uid, check_current):
+            await self._delete(kind, ref, uid, check_current)
+            self._cluster.give_back(self._owner, ref)  # the app from which it was taken over makes it anew
+
+    async def _is_taken_back(self, kind: ApiResource, ref: Ref, uid: str, check_current: CheckCurrent) -> bool:
+        """Returns whether the app from which the object was taken over has it again. Its pods are not ended for that."""
+        if not self._cluster.give_back(self._owner, ref):
+            return False
+        end = _now() + TAKE_BACK
+        while _now() < end:
+            await asyncio.sleep(0.1)
+            check_current()
+            live = await self._cluster.api.get(kind.path(ref.namespace, ref.name), brief=True)
+            if live is None or live["metadata"].get("uid") != uid or owner_of(live) != self._owner.name:
+                return True
+        return False
 
     async def _inhabited(self, namespace: str) -> str:
         """Names the objects of others in a namespace; empty if there are none."""
@@ -273,6 +294,15 @@ class ObjectWriter:
             check_current()
             live = await self._cluster.api.get(kind.path(ref.namespace, ref.name))
             gone = live is None or live["metadata"].get("uid") != uid
+
+
+def is_stuck(live: Live) -> bool:
+    """Returns whether another version of the object would never be rolled out: Kubernetes waits for each pod of a StatefulSet to be
+    ready before it replaces the next one, and that one itself."""
+    if live.get("kind") != "StatefulSet":
+        return False
+    wanted = live["spec"].get("replicas", 1)
+    return int((live.get("status") or {}).get("readyReplicas") or 0) < int(wanted)
 
 
 def _now() -> float:

@@ -134,9 +134,11 @@ class AgentApi:
                 return None
             return encode_removal(group, app.app, desired.version, desired.traceparent)
         final = await self._final_objects(app, desired)
-        return (
-            encode_app(app, desired, final.encoded_on_cluster(cluster, app.claims), pins) if final is not None else None
-        )
+        if final is None:
+            return None
+        # A later group of that name is another one.
+        succeeds = desired.succeeds if self._ledger.has_active_claims(desired.succeeds) else ""
+        return encode_app(app, desired, final.encoded_on_cluster(cluster, app.claims), pins, succeeds)
 
     async def _final_objects(self, app: AppOnCluster, desired: DesiredRecord) -> FinalObjects | None:
         """None if the revision's record is not stored yet."""

@@ -188,6 +188,7 @@ class GroupReconciler:
             held=held,
             parts=parts_of(decision, before),
             devices=pins_by_claim(decision),
+            succeeds=document.resolved.succession.group if document.resolved.succession is not None else "",
             reasons=contributed.reasons,
             warnings=contributed.warnings,
             traceparent=traceparent,

@@ -113,7 +113,7 @@ class Capacity:
         """Takes what the decision would claim beyond what the claims of the same objects take now."""
         flight: FamilyAmounts = {}
         for claim in decision.claims:
-            family = Family(decision.group, claim.app, claim.object, claim.cluster)
+            family = self.ledger.family_for(decision.group, claim)
             self._family_of[claim.id] = family
             self._claims_in_flight.setdefault(family, {})[decision.id] = claim
             amounts = flight[family] = self._excess(family, claim)

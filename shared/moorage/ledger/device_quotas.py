@@ -8,6 +8,7 @@ append, at the state to which it appends, so quotas are exact however many commi
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
@@ -58,13 +59,15 @@ class DeviceQuotas:
         self._family_of = {ident: active.family for ident, active in ledger.claims.items()}
 
     def folded(self, changes: Changes) -> None:
+        families: set[Family] = set()
         for ident in changes.claims | changes.released:
-            active = self._ledger.claims.get(ident)
-            family = active.family if active is not None else self._family_of.pop(ident, None)
-            if active is not None:
+            if (before := self._family_of.pop(ident, None)) is not None:
+                families.add(before)
+            if (active := self._ledger.claims.get(ident)) is not None:
+                families.add(active.family)
                 self._family_of[ident] = active.family
-            if family is not None:
-                self._recount(family)
+        for family in families:
+            self._recount(family)
 
     def _recount(self, family: Family) -> None:
         parts: _Parts = {}
@@ -108,9 +111,9 @@ class DeviceQuotas:
         """Returns thousandths of devices of a class that a project holds."""
         return self._count(class_, self._devices(self._families.get(project, {})))
 
-    def may_hold(self, group: str, class_: str, units: int) -> bool:
-        """Returns whether a group may have so many thousandths of devices of a class, instead of what it holds now."""
-        project = _project(group)
+    def may_hold(self, groups: AbstractSet[str], class_: str, units: int) -> bool:
+        """Returns whether groups of one project may have so many thousandths of devices of a class, instead of what they hold now."""
+        project = _project(min(groups))
         bounds = [
             item
             for spec in self._catalog.quotas.values()
@@ -121,14 +124,13 @@ class DeviceQuotas:
         if not bounds:
             return True
         families = self._families.get(project, {})
-        others = list(self._devices({key: parts for key, parts in families.items() if key.group != group}))
+        others = list(self._devices({key: parts for key, parts in families.items() if key.group not in groups}))
         return all(self._count(item.class_, others) + units <= item.count * MILLI for item in bounds)
 
-    @staticmethod
-    def _add(families: dict[Family, _Parts], decision: Decision) -> None:
+    def _add(self, families: dict[Family, _Parts], decision: Decision) -> None:
         """Adds what a decision takes. A claim of an object that has one already takes over what that holds."""
         for claim in decision.claims:
-            family = Family(decision.group, claim.app, claim.object, claim.cluster)
+            family = self._ledger.family_for(decision.group, claim)
             parts = {place: dict(amounts) for place, amounts in families.get(family, {}).items()}
             _at_least(parts, _parts_of(claim))
             families[family] = parts

@@ -3,7 +3,7 @@ of it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
@@ -44,10 +44,11 @@ class ExistingPlacement:
         }
 
 
-def own_claims(group: str, ledger: Ledger) -> OwnClaims:
-    """Returns the group's claims that have slots. Those that lost their devices, and find no others there, do not count."""
+def own_claims(idents: Iterable[str], group: str, ledger: Ledger) -> OwnClaims:
+    """Returns these claims that have slots, with all others that are counted with them. Those of the group that lost their devices, and
+    find no others there, do not count."""
     own: OwnClaims = {}
-    for family in {ledger.claims[ident].family for ident in ledger.by_group.get(group, ())}:
+    for family in {ledger.claims[ident].family for ident in idents}:
         failed = ledger.failed_devices(group, family.cluster)
         claims = [
             OwnClaim(id=claim.id, object=claim.object, slots=slots, optional=claim.optional)
@@ -83,7 +84,7 @@ def own_amounts(claims: Sequence[OwnClaim], cid: int, fleet: Fleet) -> dict[str,
 def existing_placement(record: Revision, fleet: Fleet, ledger: Ledger) -> ExistingPlacement:
     current: list[Mask | None] = [None] * len(record.apps)
     unchanged: list[Mask | None] = [None] * len(record.apps)
-    idents = ledger.by_group.get(record.group)
+    idents = _claims_of(record, ledger)
     if not idents:
         return ExistingPlacement(current, unchanged, {})
     clusters_of: dict[str, dict[str, bool]] = {}  # app → its clusters, and whether a claim there is not withdrawn
@@ -92,7 +93,7 @@ def existing_placement(record: Revision, fleet: Fleet, ledger: Ledger) -> Existi
         clusters = clusters_of.setdefault(active.claim.app, {})
         # A withdrawn claim makes a cluster no better than another, but its room may still be used.
         clusters[active.claim.cluster] = clusters.get(active.claim.cluster, False) or not active.withdrawn
-    own = own_claims(record.group, ledger)
+    own = own_claims(idents, record.group, ledger)
     for number, app in enumerate(record.apps):
         for cluster, stands in clusters_of.get(app.name, {}).items():
             cid = fleet.ids.get(cluster)
@@ -104,6 +105,18 @@ def existing_placement(record: Revision, fleet: Fleet, ledger: Ledger) -> Existi
             if all(_stays(wanted_on(record.group, app.name, s, cluster, claims), cid, fleet) for s in app.shapes):
                 unchanged[number] = _marked(unchanged[number], cid, fleet.size)
     return ExistingPlacement(current, unchanged, own)
+
+
+def _claims_of(record: Revision, ledger: Ledger) -> Collection[str]:
+    """Returns the group's claims, and those of the group whose place it takes that are of the same objects."""
+    mine, before = ledger.by_group.get(record.group, set()), record.succession
+    if before is None:
+        return mine
+    return mine | {
+        ident
+        for ident in ledger.by_group.get(before.group, ())
+        if (claim := ledger.claims[ident].claim).object in before.objects.get(claim.app, ())
+    }
 
 
 def wanted_on(group: str, app: str, shape: Shape, cluster: str, own: Sequence[OwnClaim]) -> Wanted:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from moorage.fleet import Fleet
+from moorage.model.claims import Claim
 from moorage.model.machine_slots import uses_slots, without_slots
 from moorage.model.slots import PartAmounts, Slot, part_resources, taken_by
 
@@ -25,12 +26,18 @@ Run = tuple[Mapping[str, int], int]
 
 
 class Family(NamedTuple):
-    """The key of all claims of one object of an app on one cluster."""
+    """The key of all claims of one object of an app on one cluster. Where the object passes from one group to another, `group` is
+    the first of them that has claims there."""
 
     group: str
     app: str
     object: str
     cluster: str
+
+    @classmethod
+    def of(cls, group: str, claim: Claim) -> Family:
+        """Returns the family of a group's claim that takes over no object of another group."""
+        return cls(group, claim.app, claim.object, claim.cluster)
 
 
 class CountedClaim(NamedTuple):

@@ -31,15 +31,17 @@ _PREVIOUS = 4
 
 
 class ActiveClaim(NamedTuple):
-    """A claim that uses capacity. One that is withdrawn does so until its release."""
+    """A claim that uses capacity. One that is withdrawn does so until its release. `joined`: the family of another group whose
+    object it takes over."""
 
     claim: Claim
     group: str
     withdrawn: bool
+    joined: Family | None = None
 
     @property
     def family(self) -> Family:
-        return Family(self.group, self.claim.app, self.claim.object, self.claim.cluster)
+        return self.joined or Family.of(self.group, self.claim)
 
 
 class Changes(NamedTuple):
@@ -64,7 +66,7 @@ class _WithdrawnClaim(Model, kw_only=True):
 
 class _Snapshot(Model, kw_only=True):
     """`withdrawn` are the ended revisions by group, `extra` the claims that are withdrawn and not released, `idle` the groups
-    of which nothing counts, in the order in which they are forgotten."""
+    of which nothing counts, in the order in which they are forgotten, `joined` objects that are counted with one of another group."""
 
     version: int = 1
     seq: int
@@ -79,6 +81,7 @@ class _Snapshot(Model, kw_only=True):
     steered: list[str] = []
     allocations: AllocationSnapshot | None = None
     machines: MachineSnapshot | None = None
+    joined: list[tuple[Family, Family]] = []
 
 
 _decode = msgspec.msgpack.Decoder(_Snapshot).decode
@@ -122,6 +125,9 @@ class Ledger:
         self.by_cluster: dict[str, set[str]] = {}
         self.by_group: dict[str, set[str]] = {}
         self.families: dict[Family, list[str]] = {}  # the claims of one object on one cluster, the newest last
+        # Objects that take over one of another group → the family in which both are counted.
+        self.joined: dict[Family, Family] = {}
+        self._regrouped: set[str] = set()  # claims that the commit left in another family than before
         self.settled: dict[str, str] = {}  # cluster → epoch of the rows of its last settlement
         # Group → decisions from before its standing one that can stand again, the newest last: all their claims still count.
         self.previous: dict[str, list[Decision]] = {}
@@ -161,6 +167,8 @@ class Ledger:
         effects = FoldEffects()
         for entry in sorted(commit.entries, key=fold_order):
             handler_of(entry).fold(entry, self, effects)
+        effects.claims |= self._regrouped & self.claims.keys()
+        self._regrouped.clear()
         return Changes(
             seq,
             frozenset(effects.groups),
@@ -197,18 +205,45 @@ class Ledger:
             if ident not in kept and not active.withdrawn:
                 self.claims[ident] = active._replace(withdrawn=True)
                 withdrawn.add(ident)
+        for family in {self.claims[ident].family for ident in withdrawn} if self.joined else ():
+            self._order(family)
         return withdrawn
 
-    def put_claim(self, claim: Claim, group: str) -> None:
+    def family_for(self, group: str, claim: Claim, *, joins: bool = True) -> Family:
+        """Returns the family in which a claim of a group is counted, or would be: that of the claim of another group that it
+        replaces, unless the object has claims of its own already. Only a claim that is decided `joins` another family."""
+        own = Family.of(group, claim)
+        if own in self.joined:
+            return self.joined[own]
+        replaced = self.claims.get(claim.replaces) if joins and own not in self.families else None
+        if replaced is None or Family.of(group, replaced.claim) != own:
+            return own
+        return replaced.family
+
+    def _order(self, family: Family) -> None:
+        """Puts the claims of a family of several groups in order: withdrawn ones first, then those of the groups in the order in
+        which they took each other's place."""
+        idents = self.families[family]
+        if len({self.claims[ident].group for ident in idents}) > 1:
+            groups = [family.group, *(own.group for own, into in self.joined.items() if into == family)]
+            idents.sort(key=lambda i: (not self.claims[i].withdrawn, groups.index(self.claims[i].group)))
+            self._regrouped.update(idents)
+
+    def put_claim(self, claim: Claim, group: str, *, joins: bool = True) -> None:
         """Counts a claim of a standing decision. It replaces a claim of the same id."""
-        before, active = self.claims.get(claim.id), ActiveClaim(claim, group, False)
-        if before is not None and before.family != active.family:
+        before = self.claims.get(claim.id)
+        if before is not None and before.family != self.family_for(group, claim, joins=joins):
             self.remove_claim(claim.id)
-        self.claims[claim.id] = active
-        family = self.families.setdefault(active.family, [])
+        own, key = Family.of(group, claim), self.family_for(group, claim, joins=joins)
+        self.claims[claim.id] = ActiveClaim(claim, group, False, key if key != own else None)
+        family = self.families.setdefault(key, [])
         if claim.id in family:
             family.remove(claim.id)
         family.append(claim.id)
+        if key != own:
+            self.joined[own] = key
+        if self.joined:
+            self._order(key)
         self.by_group.setdefault(group, set()).add(claim.id)
         self.by_cluster.setdefault(claim.cluster, set()).add(claim.id)
         if claim.within:
@@ -298,21 +333,47 @@ class Ledger:
         self.displaced.pop(group, None)
         self.steered.discard(group)
 
-    def remove_claim(self, ident: str) -> None:
-        """Stops counting a claim."""
+    def remove_claim(self, ident: str) -> Family:
+        """Stops counting a claim. Returns the family of those that were counted with it."""
         active = self.claims.pop(ident)
         if active.claim.within:
             self.machines.leave(active.claim.within, ident)
-        family = self.families[active.family]
-        family.remove(ident)
-        if not family:
-            del self.families[active.family]
+        family = active.family
+        rest = self.families[family]
+        rest.remove(ident)
+        if not rest:
+            del self.families[family]
+        if self.joined:
+            family = self._leave_family(active, rest)
         for index, key in ((self.by_group, active.group), (self.by_cluster, active.claim.cluster)):
             idents = index[key]
             idents.discard(ident)
             if not idents:
                 del index[key]
         self.update_idle(active.group)
+        return family
+
+    def _leave_family(self, gone: ActiveClaim, rest: list[str]) -> Family:
+        """Takes a group out of a family with its last claim there. A family is named after a group that has claims in it, so that a
+        later group of a name is never counted with the successor of an earlier one. Returns the family of the rest."""
+        key, own = gone.family, Family.of(gone.group, gone.claim)
+        if any(self.claims[ident].group == gone.group for ident in rest):
+            return key
+        if own != key:
+            self.joined.pop(own, None)
+            return key
+        members = [other for other, into in self.joined.items() if into == key]
+        if not members:
+            return key
+        first = members[0]
+        del self.joined[first]
+        self.joined.update(dict.fromkeys(members[1:], first))
+        self.families[first] = self.families.pop(key)
+        for ident in rest:
+            active = self.claims[ident]
+            self.claims[ident] = active._replace(joined=first if active.group != first.group else None)
+        self._regrouped.update(rest)
+        return first
 
     def family_of(self, family: Family) -> list[Claim]:
         """Returns the active claims of one object on one cluster, the newest last."""
@@ -370,18 +431,22 @@ class Ledger:
         withdrawn = was_terminated or self.ended_revisions.get(group, 0) >= revision
         return self.has_active_claims(group) or not withdrawn
 
-    def excerpt(self, group: str) -> Ledger | None:
-        """Returns a ledger of what it has about this group; None if that is nothing."""
-        idents = self.by_group.get(group, ())
+    def excerpt(self, group: str, succeeds: str = "") -> Ledger | None:
+        """Returns a ledger of what it has about this group, and about the claims of the group that it succeeds; None if that is
+        nothing."""
+        families = {self.claims[i].family for g in (group, succeeds) for i in self.by_group.get(g, ())}
+        idents = [ident for family in sorted(families) for ident in self.families[family]]
         if not idents and group not in self.standing and group not in self.steered:
             return None
         found = Ledger()
         found.seq = self.seq
-        # The order within a family is kept.
-        for ident in sorted(idents, key=lambda ident: (self.families[self.claims[ident].family].index(ident), ident)):
+        found.joined = {own: family for own, family in self.joined.items() if family in families}
+        for ident in idents:
             active = self.claims[ident]
-            found.put_claim(active.claim, group)
+            found.put_claim(active.claim, active.group, joins=False)
             found.claims[ident] = active
+        for family in families if found.joined else ():
+            found._order(family)
         if (standing := self.standing.get(group)) is not None:
             found.standing[group] = standing
         if group in self.steered:
@@ -412,6 +477,7 @@ class Ledger:
             steered=sorted(self.steered),
             allocations=self.allocations.snapshot(),
             machines=self.machines.snapshot(),
+            joined=list(self.joined.items()),
         )
         return _encode(snapshot)
 
@@ -433,13 +499,18 @@ class Ledger:
         if snapshot.machines is not None:
             ledger.machines.load(snapshot.machines)
         ledger.commits.update(dict.fromkeys(snapshot.commits))
+        ledger.joined = dict(snapshot.joined)
         for withdrawn in snapshot.extra:
-            ledger.put_claim(withdrawn.claim, withdrawn.group)
-            ledger.claims[withdrawn.claim.id] = ActiveClaim(withdrawn.claim, withdrawn.group, True)
+            ledger.put_claim(withdrawn.claim, withdrawn.group, joins=False)
+            active = ledger.claims[withdrawn.claim.id]
+            ledger.claims[withdrawn.claim.id] = active._replace(withdrawn=True)
         for decision in snapshot.standing:
             ledger.standing[decision.group] = decision
             for claim in decision.claims:
-                ledger.put_claim(claim, decision.group)
+                ledger.put_claim(claim, decision.group, joins=False)
+        for family in set(ledger.joined.values()):
+            ledger._order(family)
+        ledger._regrouped.clear()
         ledger._idle = {group: (seq, at) for group, seq, at in snapshot.idle}
         for group in ledger.ended_revisions:
             if group not in ledger._idle:  # a snapshot from before groups were forgotten

@@ -70,7 +70,8 @@ class Pins(Model, kw_only=True):
 
 class AppVersion(Model, kw_only=True):
     """A version of one app of a group on one cluster. `version` only grows; `remove`: delete the objects of earlier versions. `pins`:
-    the slots to which the app's pods are pinned; absent: as before, or they are not pinned."""
+    the slots to which the app's pods are pinned; absent: as before, or they are not pinned. `succeeds`: the group whose objects of
+    the same names the app takes over."""
 
     group: str
     app: str
@@ -80,6 +81,7 @@ class AppVersion(Model, kw_only=True):
     claims: list[str] = []
     traceparent: str = ""
     pins: Pins | None = None
+    succeeds: str = ""
 
 
 class DesiredApp(AppVersion, kw_only=True):
@@ -115,7 +117,7 @@ class DesiredRecord(Model, kw_only=True):
     decision nor a reassignment changes a pod template. `confined`: the pods of each claim of a Deployment that is confined to
     its nodes; `held`: those with fewer pods for now, until these run under a changed template. `parts`: the annotation of each
     claim's pods, which is kept like the nodes. `devices`: a hash of the devices to which a claim's ResourceClaims are pinned;
-    other devices are another version, whose pod templates are the same."""
+    other devices are another version, whose pod templates are the same. `succeeds`: the group whose place this one takes."""
 
     group: str
     revision: int
@@ -129,6 +131,7 @@ class DesiredRecord(Model, kw_only=True):
     held: dict[str, int] = {}
     parts: dict[str, str] = {}
     devices: dict[str, str] = {}
+    succeeds: str = ""
     reasons: list[Reason] = []
     warnings: list[Warn] = []
     traceparent: str = ""

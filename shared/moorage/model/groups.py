@@ -15,8 +15,16 @@ Phase = Literal[
 ]
 
 
+class Succession(Model, kw_only=True):
+    """The group that this one takes the place of, and its objects that this one has, too: app → object → namespace. They are
+    updated in place, so on each node an old and a new one count as in an update."""
+
+    group: str
+    objects: dict[str, dict[str, str]] = {}
+
+
 class Revision(Model, kw_only=True):
-    """One resolved revision: the input of a decision."""
+    """One resolved revision: the input of a decision. `succession`: until the group before it ends."""
 
     group: str
     revision: int
@@ -26,6 +34,7 @@ class Revision(Model, kw_only=True):
     warnings: list[Warn] = []
     instantiated: str = ""  # RFC 3339, time of the first instantiation; groups that wait are served oldest first
     traceparent: str = ""  # of the request, so that the trace continues after a lost hint or a wait
+    succession: Succession | None = None
 
 
 class Action(Model, kw_only=True):

@@ -134,7 +134,7 @@ class GatedPods:
             return known[node]
 
         return assign(
-            [claim for pins in self._apps.values() for claim in pins.claims],
+            list(self._claims.values()),
             pods,
             once,
             lambda claim, node: self.refusals.avoids(claim, node, now),

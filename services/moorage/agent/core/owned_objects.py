@@ -48,6 +48,10 @@ class Owner(NamedTuple):
     name: str
 
     @property
+    def group(self) -> str:
+        return self.name.rpartition(" ")[0]
+
+    @property
     def manager(self) -> str:
         """Returns the field manager on objects of others: each app has its own, so it gives back only its own fields."""
         return f"{MANAGER}-{self.label}"

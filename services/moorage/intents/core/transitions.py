@@ -9,11 +9,12 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from moorage.model.groups import GroupRecord, Revision, State
+from moorage.model.groups import GroupRecord, Revision, State, Succession
 from moorage.model.names import GroupName
 from moorage.model.problems import Refused, wrong_state
 
 from .resolve import resolve
+from .succession import kept_succession, succession
 from .validate import Accepted, AcceptedIntent
 
 _canonical = msgspec.json.Encoder(order="deterministic").encode
@@ -36,6 +37,7 @@ V2 = "v2"
 
 class _Resolved(msgspec.Struct, rename="camel"):
     instantiated: str = ""
+    succession: Succession | None = None
 
 
 class Head(msgspec.Struct, rename="camel"):
@@ -61,7 +63,7 @@ class Head(msgspec.Struct, rename="camel"):
             state=record.state,
             digest=record.digest,
             created=record.created,
-            resolved=_Resolved(record.resolved.instantiated),
+            resolved=_Resolved(record.resolved.instantiated, record.resolved.succession),
             attached=digest_of_intents(record.intents),
             origin=record.origin,
             succeeds=record.succeeds,
@@ -140,20 +142,25 @@ def apply_document(
         revision = head.revision if never_ran else head.revision + 1
     since = head.resolved.instantiated if head is not None and head.state == "Instantiated" else now
     resolved = resolve(application, standalone, revision=revision, instantiated=since)
+    manifests = {a.name: o.manifests for a, o in zip(application.document.spec.apps, application.objects, strict=True)}
+    succeeds = ""
+    if head is not None and head.state in ("Instantiated", "InstantiateStopped"):
+        succeeds = head.succeeds
+        if head.resolved.succession is not None:
+            resolved.succession = kept_succession(head.resolved.succession, manifests)
     record = GroupRecord(
         group=str(application.group),
         revision=revision,
         state="Instantiated",
         resolved=resolved,
-        manifests={
-            a.name: o.manifests for a, o in zip(application.document.spec.apps, application.objects, strict=True)
-        },
+        manifests=manifests,
         document=data,
         intents=intents,
         labels=application.document.metadata.labels,
         created=head.created if head is not None else now,
         digest=digest,
         origin=head.origin if head is not None else "",
+        succeeds=succeeds,
     )
     if head is None:
         outcome, event = "created", "accepted"
@@ -181,6 +188,7 @@ def refresh_intents(record: GroupRecord, application: Accepted, attached: Iterab
     running = record.state == "Instantiated"
     revision = record.revision + 1 if running else record.revision
     resolved = resolve(application, standalone, revision=revision, instantiated=record.resolved.instantiated)
+    resolved.succession = record.resolved.succession
     changed = msgspec.structs.replace(record, revision=revision, resolved=resolved, intents=intents, digest=digest)
     return Transition(changed, "updated", "updated", "decide" if running else "", tuple(resolved.warnings))
 
@@ -193,10 +201,11 @@ def take_step(record: GroupRecord, verb: str, now: str) -> Transition:
     if verb == "stop":
         # Placed pods stay, pods being removed are removed; nothing new begins.
         state: State = "InstantiateStopped" if record.state == "Instantiated" else "TerminateStopped"
-        return Transition(msgspec.structs.replace(record, state=state), "stopped", "stopped")
+        return Transition(msgspec.structs.replace(record, state=state, succeeds=""), "stopped", "stopped")
     if verb == "approve":
         return Transition(msgspec.structs.replace(record, state="Approved"), "approved", "approved")
     if verb == "terminate":
+        record = without_succession(record)
         return Transition(msgspec.structs.replace(record, state="Terminated"), "terminated", "terminated", "withdraw")
     if verb == "redecide":  # the documents are the same, but a cluster is not
         again: Revision = msgspec.structs.replace(record.resolved, revision=record.revision + 1)
@@ -209,6 +218,18 @@ def take_step(record: GroupRecord, verb: str, now: str) -> Transition:
     resolved: Revision = msgspec.structs.replace(record.resolved, revision=revision, instantiated=now)
     changed = msgspec.structs.replace(record, state="Instantiated", revision=revision, resolved=resolved)
     return Transition(changed, "instantiated", "instantiated", "decide", tuple(resolved.warnings))
+
+
+def take_place(record: GroupRecord, before: GroupRecord) -> None:
+    """Lets a group that begins take the place of another one, which ends once this one runs."""
+    record.succeeds = before.group
+    record.resolved.succession = succession(before, record.manifests)
+
+
+def without_succession(record: GroupRecord) -> GroupRecord:
+    """Returns the record as that of a group that takes no other one's place any more."""
+    resolved = msgspec.structs.replace(record.resolved, succession=None)
+    return msgspec.structs.replace(record, succeeds="", resolved=resolved)
 
 
 def leave(record: GroupRecord, now: str, cause: str) -> Transition:

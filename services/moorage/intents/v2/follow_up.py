@@ -16,7 +16,7 @@ from moorage.model.problems import Refused
 from moorage.model.status import GroupStatus
 
 from ..cache import CachedGroup
-from ..core.transitions import Head, Transition
+from ..core.transitions import Head, Transition, without_succession
 from ..store import Done, GroupStore, record_of
 
 log = structlog.get_logger("intents")
@@ -97,6 +97,6 @@ class FollowUp:
             record = record_of(entry)
             if record.succeeds != group:
                 return Transition(None, "unchanged")
-            return Transition(msgspec.structs.replace(record, succeeds=""), "updated", "succeeded")
+            return Transition(without_succession(record), "updated", "succeeded")
 
         await self._store.change(successor, plan, "")

@@ -150,8 +150,6 @@ class Lifecycle:
                 transitions.check_state(step.group, record.state, "update")
                 return transitions.refresh_intents(record, application_of(record), self._cache.intents_of(step.group))
             change = transitions.take_step(record, step.verb, now_text())
-            if step.verb in ("stop", "terminate") and change.record is not None:
-                change.record.succeeds = ""
             return _with_action(change, record.actions)
 
         return await self._store.change(step.group, plan, step.cause)
@@ -166,8 +164,9 @@ class Lifecycle:
         assert record is not None
         return record
 
-    async def _compose(self, step: StepRequest, succeeds: str = "") -> Done:
-        """Instantiates or updates: the resources as they are now become the group's document."""
+    async def _compose(self, step: StepRequest, before: GroupRecord | None = None) -> Done:
+        """Instantiates or updates: the resources as they are now become the group's document. `before`: the group whose place it
+        takes."""
         group = GroupName.parse(step.group)
         stored = await self._store.record(step.group)
         state = stored.state if stored is not None else "Created"
@@ -179,11 +178,11 @@ class Lifecycle:
             raise Refused(not_found(f"group {step.group}"))
         composed = await v2_compose.compose(self.resources.tree, group, charts.render)
         try:
-            return await self._apply_composed(step, composed, succeeds)
+            return await self._apply_composed(step, composed, before)
         except Refused as refusal:
             raise Refused(composed.written.problem(refusal.problem)) from None
 
-    async def _apply_composed(self, step: StepRequest, composed: ComposedGroup, succeeds: str) -> Done:
+    async def _apply_composed(self, step: StepRequest, composed: ComposedGroup, before: GroupRecord | None) -> Done:
         application = _accepted(composed.document, GroupName.parse(step.group))
 
         async def plan(_known: CachedGroup | None, entry: Entry | None) -> Transition:
@@ -195,7 +194,8 @@ class Lifecycle:
             head = transitions.Head.of(record)
             change = transitions.apply_document(head, application, composed.document, attached, now_text())
             if change.record is not None:
-                change.record.succeeds = succeeds
+                if before is not None:
+                    transitions.take_place(change.record, before)
                 outcome = "instantiated" if change.event == "instantiated" else change.outcome
                 change = change._replace(outcome=outcome, warnings=(*composed.warnings, *change.warnings))
             return _with_action(change, record.actions)
@@ -249,24 +249,24 @@ class Lifecycle:
     # --- one group in place of another -------------------------------------------------------------------------------
 
     async def _migrate(self, step: StepRequest) -> Done:
-        """Begins the target now. The group ends when the target runs; until then both hold their capacity."""
-        begun = await self._check_migration(step)
-        if begun is not None:
-            return begun
+        """Begins the target now. The group ends when the target runs. Objects that both have are updated in place."""
+        before = await self._check_migration(step)
+        if isinstance(before, Done):
+            return before
         instantiate = StepRequest(step.target, "instantiate", step.cause)
         if self.is_described(step.target):
-            return await self._compose(instantiate, succeeds=step.group)
+            return await self._compose(instantiate, before)
 
         async def plan(_known: CachedGroup | None, entry: Entry | None) -> Transition:
             change = transitions.take_step(await self._record(step.target, entry), "instantiate", now_text())
             if change.record is not None:
-                change.record.succeeds = step.group
+                transitions.take_place(change.record, before)
             return change
 
         return await self._store.change(step.target, plan, step.cause)
 
-    async def _check_migration(self, step: StepRequest) -> Done | None:
-        """Returns what a repeated request is answered; None: the migration may begin."""
+    async def _check_migration(self, step: StepRequest) -> Done | GroupRecord:
+        """Returns the group as it is if the migration may begin, else what a repeated request is answered."""
         if not step.target:
             raise _invalid_target("Required", "is required: the group that takes this one's place")
         group, target = await self._store.record(step.group), await self._store.record(step.target)
@@ -279,10 +279,17 @@ class Lifecycle:
         if target is not None and target.state == "Instantiated" and target.succeeds == step.group and step.repeat:
             return Done(step.target, target.revision, target.state, "unchanged")
         _check_running(step.group, group.state, "migrate")
+        if group.succeeds:
+            raise Refused(
+                wrong_state(
+                    f"{step.group} still takes the place of {group.succeeds}; wait until it runs, or terminate it and "
+                    f"migrate {group.succeeds}"
+                )
+            )
         state = target.state if target is not None else "Created"
         if state != "Approved":
             raise Refused(wrong_state(f"{step.target} is {state}; migrate needs a target that is Approved"))
-        return None
+        return group
 
 
 def _check_running(group: str, state: str, verb: str) -> None:

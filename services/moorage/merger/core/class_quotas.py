@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
+
 import msgspec
 
 from moorage.ledger.device_quotas import DeviceQuotas
@@ -18,20 +20,21 @@ def within_quotas(record: Revision, quotas: DeviceQuotas) -> Revision:
     groups = (group for app in record.apps for shape in app.shapes for group in shape.groups)
     if not any(len(group.devices) > 1 for group in groups):
         return record
-    return msgspec.structs.replace(record, apps=[_app(app, record.group, quotas) for app in record.apps])
+    mine = {record.group, record.succession.group} if record.succession is not None else {record.group}
+    return msgspec.structs.replace(record, apps=[_app(app, mine, quotas) for app in record.apps])
 
 
-def _app(app: ShapedApp, group: str, quotas: DeviceQuotas) -> ShapedApp:
+def _app(app: ShapedApp, mine: AbstractSet[str], quotas: DeviceQuotas) -> ShapedApp:
     shapes = [
         msgspec.structs.replace(
-            shape, groups=[_group(one, shape.count * max(app.replicas, 1), group, quotas) for one in shape.groups]
+            shape, groups=[_group(one, shape.count * max(app.replicas, 1), mine, quotas) for one in shape.groups]
         )
         for shape in app.shapes
     ]
     return msgspec.structs.replace(app, shapes=shapes)
 
 
-def _group(found: PartGroup, pods: int, group: str, quotas: DeviceQuotas) -> PartGroup:
+def _group(found: PartGroup, pods: int, mine: AbstractSet[str], quotas: DeviceQuotas) -> PartGroup:
     if len(found.devices) < 2:
         return found
     kept = tuple(
@@ -39,6 +42,6 @@ def _group(found: PartGroup, pods: int, group: str, quotas: DeviceQuotas) -> Par
         for ask in found.devices
         if not ask.resource_class
         or ask.all
-        or quotas.may_hold(group, ask.resource_class, (ask.share or _WHOLE) * ask.count * pods)
+        or quotas.may_hold(mine, ask.resource_class, (ask.share or _WHOLE) * ask.count * pods)
     )
     return msgspec.structs.replace(found, devices=kept) if kept and len(kept) < len(found.devices) else found

@@ -55,7 +55,7 @@ class Recording:
         solutions: PackingSolutions,
     ) -> Recording:
         """Copies what will change. Nothing may have changed since the decision was proposed."""
-        own = ledger.excerpt(decision.group)
+        own = ledger.excerpt(decision.group, revision.succession.group if revision.succession is not None else "")
         held = [a.claim for a in own.claims.values()] if own is not None else []
         rows_of = {cid for choice in tried.choices for clusters in choice.clusters for cid in clusters}
         rows_of |= {cid for claim in held if (cid := fleet.ids.get(claim.cluster)) is not None}

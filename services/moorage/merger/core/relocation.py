@@ -116,9 +116,12 @@ class Relocation:
         return free
 
     def _restored(self, gone: AbstractSet[str]) -> set[str]:
-        """Returns the claims of the decisions that stand again when those of these groups end."""
-        previous = self._draft.ledger.previous
-        return {claim.id for group in gone if group in previous for claim in previous[group][-1].claims}
+        """Returns the claims of the decisions that stand again when those of these groups end, and those of groups whose objects
+        these were to take over."""
+        previous, active = self._draft.ledger.previous, self._draft.active
+        again = {claim.id for group in gone if group in previous for claim in previous[group][-1].claims}
+        kept = {i for group in gone for place in self._movable.get(group, ()) for i in place.members}
+        return again | {i for i in kept if active[i].group not in gone and not active[i].withdrawn}
 
     def _assign(self, groups: Sequence[str], *, lenient: bool, gone: AbstractSet[str]) -> list[Move] | None:
         free = self._free(lenient=lenient, gone=gone)

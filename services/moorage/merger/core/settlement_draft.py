@@ -58,9 +58,10 @@ class Surroundings(NamedTuple):
 
 @dataclass(slots=True)
 class Place:
-    """One open place of an object. `claim` is the object's newest one there, `members` are the slots that its claims have for
+    """One open place of an object. `claim` is the object's newest one there, of the `group`, `members` are the slots that its claims have for
     the place, `resources` the larger of them. A place that only older claims have is `withdrawn`."""
 
+    group: str
     claim: Claim
     family: Family
     withdrawn: bool
@@ -72,10 +73,6 @@ class Place:
     stray: bool = False  # a pod stands for it on its new node
     dropped: bool = False  # of a DaemonSet, on a node that needs no pod of it any more
     leaves: bool = False  # a device that failed, and no other one of its node takes its place
-
-    @property
-    def group(self) -> str:
-        return self.family.group
 
     def slot(self, ident: str) -> Slot:
         """Returns the slot that a claim has for the place where it is now."""
@@ -149,7 +146,7 @@ class Draft:
         staying = self._staying(idents)
         for node, places in by_node.items():
             pods = nodes.covering_on(node)
-            if not (newest.withdrawn and self.leaves(family.group)):
+            if not (newest.withdrawn and self.leaves(newest.group)):
                 # The next pods of the object take what these leave.
                 for place in places[staying.get(node, 0) : pods]:
                     add_on(self.leaving, node, place.resources, -1)
@@ -167,7 +164,9 @@ class Draft:
             for place in [place for place in places[pods:] if id(place) not in moving]:
                 withdrawn = newest.withdrawn or newest.claim.id not in place.slots
                 host = next(iter(place.slots.values())).host
-                self.places.append(Place(newest.claim, family, withdrawn, place.slots, place.resources, node, host))
+                self.places.append(
+                    Place(newest.group, newest.claim, family, withdrawn, place.slots, place.resources, node, host)
+                )
                 add(rest, place.resources, -1)
             add_on(self.growing, node, rest)
             if not staying.get(node):  # it goes with the pods
@@ -235,7 +234,10 @@ class Draft:
         host = slots[newest.id].host
         # Older claims of the object keep their slots; their pods end with the rollout.
         members = {newest.id: resized(slots[newest.id], 1)}
-        place = Place(newest, mover.active.family, False, members, mover.place.resources, mover.place.node, host)
+        active = mover.active
+        place = Place(
+            active.group, newest, active.family, False, members, mover.place.resources, mover.place.node, host
+        )
         place.leaves = True
         self.places.append(place)
         return place
@@ -277,6 +279,11 @@ class Draft:
                 add(staying, self.fleet.pods.live(ident, self.cid))
                 add(staying, self.fleet.pods.ending(ident, self.cid), -1)
         return staying
+
+    def is_older(self, ident: str) -> bool:
+        """Returns whether a claim only follows its pods: it is withdrawn, or another group takes the object over."""
+        active = self.active[ident]
+        return active.withdrawn or self.ledger.families[active.family][-1] != ident
 
     def leaves(self, group: str) -> bool:
         """Returns whether the group's withdrawn claims are on their way out. They are kept until the new place runs."""
@@ -388,7 +395,7 @@ class Draft:
         result: dict[str, dict[str, str]] = {}
         for ident, nodes in self.fleet.pods.refused_of(self.cid).items():
             active = self.active.get(ident)
-            if active is None or active.withdrawn or is_per_node(active.claim):
+            if active is None or self.is_older(ident) or is_per_node(active.claim):
                 continue
             claim = active.claim
             there = {slot.node for slot in slots.get(ident, claim.slots) if slot.node}
@@ -427,7 +434,7 @@ class Draft:
         short: dict[str, Mapping[str, int]] = {}
         for ident, active in self.active.items():
             claim = active.claim
-            if active.withdrawn or not is_per_node(claim) or not claim.slots:
+            if self.is_older(ident) or not is_per_node(claim) or not claim.slots:
                 continue
             shape = self.shape_of(claim, active.group)
             if shape is None:
@@ -445,7 +452,7 @@ class Draft:
                     self.covered[ident].append(slot or plain)
                 elif slot is not None and self._has_room(node, taken_by(slot)):
                     none = {ident: msgspec.structs.replace(slot, node="", host="")}
-                    place = Place(claim, active.family, False, none, taken_by(slot), node, slot.host)
+                    place = Place(active.group, claim, active.family, False, none, taken_by(slot), node, slot.host)
                     place.inside = place_in(slot) if slot.parts else None
                     self.places.append(place)
                 else:

@@ -175,7 +175,11 @@ def final_objects(record: GroupRecord, desired: DesiredRecord, app: str) -> Fina
 
 
 def encode_app(
-    on_cluster: AppOnCluster, desired: DesiredRecord, objects: list[msgspec.Raw], pins: Pins | None = None
+    on_cluster: AppOnCluster,
+    desired: DesiredRecord,
+    objects: list[msgspec.Raw],
+    pins: Pins | None = None,
+    succeeds: str = "",
 ) -> bytes:
     return _encode(
         EncodedDesiredApp(
@@ -187,6 +191,7 @@ def encode_app(
             claims=sorted(claim.id for claim in on_cluster.claims),
             traceparent=desired.traceparent,
             pins=pins,
+            succeeds=succeeds,
         )
     )
 

@@ -292,6 +292,16 @@ class SimulatedAgent:
         self.cluster.run_machines(now)
         self.sync_machines(now)
 
+    def _ask_for_wanted_again(self, now: float) -> None:
+        """Asks once more for the versions of apps that got an object back."""
+        again = [key for key in self.cluster.wanted_again if key in self.cluster.apps]
+        self.cluster.wanted_again.clear()
+        for key in again:
+            self.have[f"{key[0]} {key[1]}"] = 0
+        if again:
+            self.have_json = encode(self.have)
+            self.ask(now)
+
     def _forget_removed(self, now: float) -> None:
         """Forgets apps that were removed long ago, so that nothing grows with the number of apps that ever were."""
         if self.part:  # all parts answer the same request
@@ -400,6 +410,7 @@ class SimulatedAgent:
                     self.have_json = encode(self.have)
             return
         self.cluster.apply(app, now)
+        self._ask_for_wanted_again(now)
 
     def _end_span(self, key: AppKey) -> None:
         """Ends the span of an app that runs, or that a newer version replaces."""

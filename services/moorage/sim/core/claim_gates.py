@@ -51,8 +51,9 @@ class ClaimGates:
                 free[name] = _free(nodes.get(name))
             return free[name]
 
-        claims = [claim for pins in self._apps.values() for claim in pins.claims]
-        return assign(claims, by_claim, free_on, lambda claim, node: self._refusals.avoids(claim, node, now))
+        return assign(
+            list(self._claims.values()), by_claim, free_on, lambda claim, node: self._refusals.avoids(claim, node, now)
+        )
 
     def next_try(self, now: float) -> float | None:
         """Returns when pods may be sent to a node again that refused some, the first time that it is asked for."""

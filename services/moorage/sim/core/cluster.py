@@ -40,7 +40,7 @@ class SimulatedCluster:
     """The state of a cluster. `timers` collects (when, action, argument), and `late_zones` what is reported of zones after a
     delay; the simulator takes them out."""
 
-    __slots__ = ("apps", "devices", "dirty_apps", "dirty_nodes", "dirty_pods", "failed", "gates", "gone_pods", "hold_until", "late_zones", "leaving", "machines", "nodes", "pending", "pods", "serial", "spec", "timers", "unbound", "versions", "wall", "workloads")  # fmt: skip
+    __slots__ = ("apps", "devices", "dirty_apps", "dirty_nodes", "dirty_pods", "failed", "gates", "gone_pods", "handed_over", "hold_until", "late_zones", "leaving", "machines", "nodes", "pending", "pods", "serial", "spec", "timers", "unbound", "versions", "wall", "wanted_again", "workloads")  # fmt: skip
 
     def __init__(self, spec: ClusterSpec, wall: float = 0.0) -> None:
         """`wall`: what the time of day is more than the time of calls."""
@@ -52,6 +52,12 @@ class SimulatedCluster:
         self.apps: dict[AppKey, list[str]] = {}  # keys of the objects, in order
         self.versions: dict[AppKey, int] = {}
         self.failed: dict[WorkloadKey, str] = {}
+        self.handed_over: dict[
+            WorkloadKey, WorkloadKey
+        ] = {}  # objects that apps of other groups took over → who has them
+        self.wanted_again: set[AppKey] = (
+            set()
+        )  # apps that got such an object back: their version is to be applied again
         self.pending: dict[WorkloadKey, None] = {}  # to be reconciled
         self.dirty_apps: dict[AppKey, None] = {}
         self.dirty_nodes: set[str] = set()
@@ -229,11 +235,34 @@ class SimulatedCluster:
             self.reconcile(now)
             return
         self.apps[key] = names
+        if app.succeeds:
+            self._take_over(key, app)
         for name, manifest in zip(names, app.objects, strict=True):
             self._apply_object((key, name), manifest)
         self.reconcile(now)
 
+    def _take_over(self, key: AppKey, app: DesiredApp) -> None:
+        """Takes the objects of the app's names from the group that it succeeds."""
+        wanted = {object_key(m): str((m.get("metadata") or {}).get("namespace") or "default") for m in app.objects}
+        for other, names in self.apps.items():
+            for name in names if other[0] == app.succeeds else ():
+                work = self.workloads.get((other, name))
+                if work is not None and (key, name) not in self.workloads and work.namespace == wanted.get(name):
+                    self._hand_over((other, name), (key, name))
+                    self.handed_over[other, name] = key, name
+
+    def _hand_over(self, before: WorkloadKey, after: WorkloadKey) -> None:
+        """Makes the object that of another app. Its pods stay."""
+        work = self.workloads[after] = self.workloads.pop(before)
+        self.pending.pop(before, None)
+        self.failed.pop(before, None)
+        self.pending[after] = None
+        for pod in [*work.pods, *work.refused]:
+            pod.owner = after
+
     def _apply_object(self, key: WorkloadKey, manifest: dict[str, Any]) -> None:
+        if key in self.handed_over:
+            return
         work = self.workloads.get(key)
         self.failed.pop(key, None)
         try:
@@ -261,14 +290,25 @@ class SimulatedCluster:
             return Confirm(group=key[0], app=key[1], version=version, removed=True)
         objects = []
         for name in self.apps.get(key, []):
-            message = self.failed.get((key, name))
+            owned = (key, name)
+            while owned in self.handed_over:
+                owned = self.handed_over[owned]
+            message = self.failed.get(owned)
             if message is not None:
                 objects.append(ObjectStatus(object=name, state="Failed", message=message))
             else:
-                objects.append(self.workloads[(key, name)].status())
+                objects.append(self.workloads[owned].status())
         return Confirm(group=key[0], app=key[1], version=version, objects=objects)
 
     def _remove_workload(self, key: WorkloadKey) -> None:
+        self.handed_over.pop(key, None)
+        before = next((former for former, owner in self.handed_over.items() if owner == key), None)
+        if before is not None:
+            del self.handed_over[before]
+            if key in self.workloads:
+                self._hand_over(key, before)
+                self.wanted_again.add(before[0])
+                return
         work = self.workloads.pop(key, None)
         self.pending.pop(key, None)
         self.failed.pop(key, None)

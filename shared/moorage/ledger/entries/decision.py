@@ -37,8 +37,13 @@ class DecisionHandler(EntryHandler[Decision]):
         ledger.update_idle(entry.group)
 
     def check(self, entry: Decision, batch: Batch) -> Dropped | None:
-        group_changes = entry.group in batch.groups
-        batch.groups.add(entry.group)
+        groups = {entry.group}
+        for claim in entry.claims:
+            replaced = batch.ledger.claims.get(claim.replaces)
+            if replaced is not None:  # of the group whose object it takes over
+                groups.add(replaced.group)
+        group_changes = not groups.isdisjoint(batch.groups)
+        batch.groups |= groups
         if not batch.ledger.accepts(entry):
             return WITHDRAWN
         if group_changes:

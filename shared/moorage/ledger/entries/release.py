@@ -20,10 +20,10 @@ class ReleaseHandler(EntryHandler[Release]):
             active = ledger.claims.get(ident)
             # A claim that a later decision took up again is not the one whose removal was confirmed.
             if active is not None and active.withdrawn:
-                ledger.remove_claim(ident)
+                family = ledger.remove_claim(ident)
                 ledger.drop_impossible(active.group)
                 effects.released.add(ident)
                 # The rollout is over once nothing of the older claims is left.
-                if standing := ledger.end_surge(active.family):
+                if standing := ledger.end_surge(family):
                     effects.claims.add(standing)
-                    effects.groups.add(active.group)
+                    effects.groups |= {active.group, ledger.claims[standing].group}
