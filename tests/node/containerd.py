@@ -49,10 +49,13 @@ _NRI = """\
 CGROUPS = Path("/sys/fs/cgroup")
 
 
-def _program() -> bytes:
-    """Returns a program for x86-64 that waits for signals for ever."""
+#: Machine code for x86-64 by the program's name: one waits for signals for ever, the others end with 0 and 1 at once.
+_PROGRAMS = {"pause": "b8220000000f05ebf7", "exit0": "bf00000000b83c0000000f05", "exit1": "bf01000000b83c0000000f05"}
+
+
+def _program(code: bytes) -> bytes:
+    """Returns a program of this machine code."""
     base, offset = 0x400000, 64 + 56
-    code = bytes.fromhex("b8220000000f05ebf7")
     identity = b"\x7fELF" + bytes([2, 1, 1, 0]) + b"\0" * 8
     header = struct.pack("<HHIQQQIHHHHHH", 2, 62, 1, base + offset, 64, 0, 0, 64, 56, 1, 0, 0, 0)
     size = offset + len(code)
@@ -72,9 +75,10 @@ def _archive(files: dict[str, bytes], mode: int) -> bytes:
 
 
 def image() -> bytes:
-    """Returns an image with one program as `ctr images import` reads it."""
+    """Returns an image with these programs as `ctr images import` reads it."""
     directories = {f"{name}/": b"" for name in ("proc", "sys", "dev", "etc", "tmp")}
-    layer = _archive({**directories, "pause": _program()}, 0o755)
+    programs = {name: _program(bytes.fromhex(code)) for name, code in _PROGRAMS.items()}
+    layer = _archive({**directories, **programs}, 0o755)
     digest = hashlib.sha256(layer).hexdigest()
     config = json.dumps(
         {

@@ -24,7 +24,7 @@ from .machines import pod, write_pod, write_policy
 POOLS = {"online": {"cpus": "0", "default": True}, "offline": {"cpus": "1"}}
 
 
-def _agent(directory: Path, daemon: Containerd, *arguments: str) -> AgentProcess:
+def make_agent(directory: Path, daemon: Containerd, *arguments: str) -> AgentProcess:
     write_policy(directory / "policy.yaml", pools=POOLS, native="off")
     (directory / "pods").mkdir()
     return AgentProcess(
@@ -38,7 +38,7 @@ def _agent(directory: Path, daemon: Containerd, *arguments: str) -> AgentProcess
 
 @pytest_asyncio.fixture
 async def agent(containerd: Containerd, tmp_path: Path) -> AsyncIterator[AgentProcess]:
-    agent = _agent(tmp_path, containerd)
+    agent = make_agent(tmp_path, containerd)
     await agent.start()
     yield agent
     await agent.stop()
@@ -168,7 +168,7 @@ async def test_a_killed_agent_finds_everything_again(
 
 async def test_by_nri(nri_containerd: Containerd, tmp_path: Path) -> None:
     daemon = nri_containerd
-    agent = _agent(tmp_path, daemon, "--attach", "nri", "--nri", str(daemon.nri_socket))
+    agent = make_agent(tmp_path, daemon, "--attach", "nri", "--nri", str(daemon.nri_socket))
     await agent.start()
     client = CriClient(str(daemon.socket), daemon.cgroup_parent)
     try:
@@ -199,7 +199,7 @@ async def test_by_nri(nri_containerd: Containerd, tmp_path: Path) -> None:
 
 
 async def test_alone(containerd: Containerd, tmp_path: Path) -> None:
-    agent = _agent(tmp_path, containerd, "--attach", "alone", "--cgroup-parent", containerd.cgroup_parent)
+    agent = make_agent(tmp_path, containerd, "--attach", "alone", "--cgroup-parent", containerd.cgroup_parent)
     manifest = pod("etl", "ETL", "100m", "64Mi")
     manifest["spec"]["hostNetwork"] = True
     manifest["spec"]["containers"][0]["image"] = IMAGE

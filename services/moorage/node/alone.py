@@ -32,6 +32,8 @@ LOOK = 1.0
 TRY_AGAIN = 2.0
 GRACE = 10
 _PARENT = "/moorage"
+#: The label of containers with the uid of their pod.
+_UID = "io.kubernetes.pod.uid"
 
 
 class PodRunner:
@@ -65,10 +67,11 @@ class PodRunner:
                 self._wake.clear()
                 wanted = self._directory.manifests
                 for uid, manifest in wanted.items():
-                    if uid not in self._tasks or self._tasks[uid].done():
+                    if uid not in self._tasks or _failed(self._tasks[uid]):
                         self._tasks[uid] = asyncio.ensure_future(self._guarded(manifest))
                 for uid in [uid for uid in self._tasks if uid not in wanted]:
                     self._tasks.pop(uid).cancel()
+                    self.messages.pop(uid, None)
                 for uid in self._index.uids() - wanted.keys():
                     await self._remove(uid)
                 await _wait(self._wake, LOOK)
@@ -94,26 +97,52 @@ class PodRunner:
                 await asyncio.sleep(LOOK)
 
     async def _run_pod(self, manifest: Manifest) -> None:
+        """Runs a pod until all its containers have ended for good."""
         spec = manifest.data.get("spec") or {}
         config = self._sandbox_config(manifest)
         pod = config.metadata
+        policy = str(spec.get("restartPolicy") or "Always")
+        if await self._is_done(pod.uid, spec, policy):
+            self._directory.end(pod.uid)
+            return
         await self._gate.admit(
             told_by_runtime(pod.uid, pod.namespace, pod.name, dict(config.labels), dict(config.annotations))
         )
         self.messages.pop(pod.uid, None)
         sandbox = await self._sandbox(config)
-        policy = str(spec.get("restartPolicy") or "Always")
-        for container in _list(spec.get("initContainers")):
-            if container.get("restartPolicy") == "Always":
+        first, plain = _list(spec.get("initContainers")), _list(spec.get("containers"))
+        sidecars = [c for c in first if c.get("restartPolicy") == "Always"]
+        started = any(self._index.named(pod.uid, name) is not None for name in _names(plain))
+        for container in () if started else first:
+            if container in sidecars:
                 await self._start(sandbox, config, container)
-            else:
-                await self._until_done(sandbox, config, container, policy)
-        sidecars = [c for c in _list(spec.get("initContainers")) if c.get("restartPolicy") == "Always"]
-        async with asyncio.TaskGroup() as tasks:
-            for container in sidecars:
-                tasks.create_task(self._keep(sandbox, config, container, "Always"))
-            for container in _list(spec.get("containers")):
-                tasks.create_task(self._keep(sandbox, config, container, policy))
+            elif (code := await self._until_done(sandbox, config, container, policy)) != 0:
+                self.messages[pod.uid] = f"its init container {container.get('name')} ended with {code}"
+                plain = sidecars = []
+                break
+        beside = [asyncio.ensure_future(self._keep(sandbox, config, c, "Always")) for c in sidecars]
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for container in plain:
+                    tasks.create_task(self._keep(sandbox, config, container, policy))
+        finally:
+            for task in beside:
+                task.cancel()
+        await self._runtime.stop_sandbox(sandbox)
+        self._directory.end(pod.uid)
+
+    async def _is_done(self, uid: str, spec: Mapping[str, Any], policy: str) -> bool:
+        """Returns whether all containers of a pod have ended for good, by what the runtime still has of them."""
+        if policy == "Always":
+            return False
+        codes: dict[str, int] = {}
+        for container in await self._runtime.containers():
+            if container.labels.get(_UID) == uid and container.state == EXITED:
+                codes[container.metadata.name] = (await self._runtime.status(container.id)).exit_code
+        first, plain = _names(spec.get("initContainers")), _names(spec.get("containers"))
+        if policy == "Never" and any(codes.get(name) for name in first):
+            return True
+        return all(name in codes and (policy == "Never" or codes[name] == 0) for name in plain)
 
     def _sandbox_config(self, manifest: Manifest) -> cri.PodSandboxConfig:
         metadata, spec = manifest.data["metadata"], manifest.pod.spec
@@ -130,41 +159,80 @@ class PodRunner:
 
     async def _sandbox(self, config: cri.PodSandboxConfig) -> str:
         """Returns the pod's sandbox, which may run since before the agent started."""
-        for sandbox in await self._runtime.sandboxes():
-            if sandbox.metadata.uid == config.metadata.uid and sandbox.state == READY:
+        ours = [s for s in await self._runtime.sandboxes() if s.metadata.uid == config.metadata.uid]
+        for sandbox in ours:
+            if sandbox.state == READY:
                 self._index.add_sandbox(sandbox.id, config.metadata.uid)
+                await self._find_ended(sandbox.id, config.metadata)
                 return sandbox.id
+        for sandbox in ours:  # of before the machine was started: the runtime keeps its name
+            await self._runtime.stop_sandbox(sandbox.id)
+            await self._runtime.remove_sandbox(sandbox.id)
+            self._index.drop_sandbox(sandbox.id)
         sandbox_id = await self._runtime.run_sandbox(config)
         self._index.add_sandbox(sandbox_id, config.metadata.uid)
         return sandbox_id
 
+    async def _find_ended(self, sandbox: str, pod: cri.PodSandboxMetadata) -> None:
+        """Finds containers that ended while the agent was away: what they ended with counts, and the runtime keeps their names."""
+        for container in await self._runtime.containers():
+            name = container.metadata.name
+            ended = container.pod_sandbox_id == sandbox and container.state == EXITED
+            if ended and self._index.named(pod.uid, name) is None:
+                self._index.put(
+                    ContainerRecord(
+                        id=container.id,
+                        uid=pod.uid,
+                        name=name,
+                        sandbox=sandbox,
+                        namespace=pod.namespace,
+                        pod=pod.name,
+                        state=EXITED,
+                    )
+                )
+
     async def _until_done(
         self, sandbox: str, config: cri.PodSandboxConfig, spec: Mapping[str, Any], policy: str
-    ) -> None:
-        """Runs an init container until it has succeeded."""
+    ) -> int:
+        """Runs an init container until it has succeeded, or failed for good; returns its exit code."""
         backoff = FIRST_BACKOFF
         while True:
-            record = await self._start(sandbox, config, spec)
-            if await self._ended(record) == 0 or policy == "Never":
-                return
+            record = self._ended_before(sandbox, config, spec) or await self._start(sandbox, config, spec)
+            code = await self._ended(record)
+            if code == 0 or policy == "Never":
+                return code
             await asyncio.sleep(backoff)
             backoff = min(backoff * 2, LAST_BACKOFF)
             await self._remove_container(record)
 
     async def _keep(self, sandbox: str, config: cri.PodSandboxConfig, spec: Mapping[str, Any], policy: str) -> None:
-        """Runs a container, and again after it ended, as its restart policy says."""
-        backoff = FIRST_BACKOFF
+        """Runs a container, and again after it ended, as its restart policy says. One that cannot be run is tried again, and does
+        not disturb others of its pod."""
+        backoff, uid = FIRST_BACKOFF, config.metadata.uid
         while True:
             started = time.monotonic()
-            record = await self._start(sandbox, config, spec)
-            code = await self._ended(record)
-            if policy == "Never" or (policy == "OnFailure" and code == 0):
-                return
-            if time.monotonic() - started > RESET_AFTER:
-                backoff = FIRST_BACKOFF
-            await asyncio.sleep(backoff)
+            try:
+                record = self._ended_before(sandbox, config, spec) or await self._start(sandbox, config, spec)
+                code = await self._ended(record)
+                if policy == "Never" or (policy == "OnFailure" and code == 0):
+                    return
+                if time.monotonic() - started > RESET_AFTER:
+                    backoff = FIRST_BACKOFF
+                await asyncio.sleep(backoff)
+                await self._remove_container(record)
+            except (Refused, grpc.aio.AioRpcError) as error:
+                why = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
+                self.messages[uid] = f"container {spec.get('name')}: {why}"
+                log.warning("a container cannot be run", pod=config.metadata.name, error=self.messages[uid])
+                await asyncio.sleep(backoff)
             backoff = min(backoff * 2, LAST_BACKOFF)
-            await self._remove_container(record)
+
+    def _ended_before(
+        self, sandbox: str, config: cri.PodSandboxConfig, spec: Mapping[str, Any]
+    ) -> ContainerRecord | None:
+        """Returns the container if it has run in this sandbox and ended."""
+        found = self._index.named(config.metadata.uid, str(spec.get("name")))
+        return found if found is not None and found.state == EXITED and found.sandbox == sandbox else None
 
     async def _start(self, sandbox: str, config: cri.PodSandboxConfig, spec: Mapping[str, Any]) -> ContainerRecord:
         """Returns the running container, which is created and started unless it runs already."""
@@ -244,7 +312,7 @@ def container_config(config: cri.PodSandboxConfig, spec: Mapping[str, Any]) -> c
             "io.kubernetes.container.name": str(spec.get("name")),
             "io.kubernetes.pod.name": pod.name,
             "io.kubernetes.pod.namespace": pod.namespace,
-            "io.kubernetes.pod.uid": pod.uid,
+            _UID: pod.uid,
         },
     )
     for variable in _list(spec.get("env")):
@@ -264,6 +332,14 @@ def container_config(config: cri.PodSandboxConfig, spec: Mapping[str, Any]) -> c
 
 def _list(value: Any) -> Sequence[Mapping[str, Any]]:
     return [entry for entry in value if isinstance(entry, Mapping)] if isinstance(value, list) else []
+
+
+def _names(containers: Any) -> list[str]:
+    return [str(container.get("name")) for container in _list(containers)]
+
+
+def _failed(task: asyncio.Task[None]) -> bool:
+    return task.done() and (task.cancelled() or task.exception() is not None)
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:

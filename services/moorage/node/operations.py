@@ -169,7 +169,8 @@ class AgentOperations:
         failed = [f"{uid}/{name}: {why}" for (uid, name), why in agent.adjuster.failed.items()]
         manifests = agent.manifests.problems if agent.manifests is not None else {}
         files = [f"{name}: {why}" for name, why in manifests.items()]
-        return [*agent.problems, *([agent.policy.problem] if agent.policy.problem else []), *failed, *files]
+        pods = [f"pod {uid}: {why}" for uid, why in agent.runner.messages.items()] if agent.runner is not None else []
+        return [*agent.problems, *([agent.policy.problem] if agent.policy.problem else []), *failed, *files, *pods]
 
     def why(self, pod: str) -> Answer:
         outcomes = self._agent.admission.outcomes

@@ -209,6 +209,11 @@ class ManifestDirectory:
         """Returns files that are not used or not used whole, with why."""
         return {path.name: file.problem for path, file in self._files.items() if file.problem}
 
+    def end(self, uid: str) -> None:
+        """Hears that all containers of a pod have ended for good: what it has is taken back."""
+        if (manifest := self.manifests.get(uid)) is not None:
+            self._source.put(manifest.pod._replace(ended=True))
+
     def _take(self, found: dict[str, Manifest]) -> None:
         for uid in self.manifests.keys() - found.keys():
             self._source.drop(uid)
@@ -216,7 +221,9 @@ class ManifestDirectory:
         static: dict[Name, KnownPod] = {}
         for manifest in found.values():
             if manifest.has_uid or not self._kubelet:
-                self._source.put(manifest.pod)
+                known = self._source.get(manifest.pod.spec.uid)
+                ended = known is not None and known.ended and known.spec == manifest.pod.spec
+                self._source.put(manifest.pod._replace(ended=manifest.pod.ended or ended))
                 continue
             spec = manifest.pod.spec
             name = f"{spec.name}-{self._kubelet.lower()}"

@@ -44,17 +44,20 @@ class Recovery:
         else:
             await self._read_runtime()
         if not self._agent.settings.enabled:
-            self._agent.admission.recovered.set()
+            self._recovered()
             return
         self._rebuild()
         await self._wait_for_plugins()
         await self._adopt_running()
         for server in self._agent.servers.values():
             self._agent.admission.unrecorded |= server.plugin.resources_allocation().keys()
+        self._recovered()
+        await self._agent.settle()
+
+    def _recovered(self) -> None:
         self._agent.admission.recovered.set()
         if self._agent.runner is not None:
             self._agent.spawn(self._agent.runner.run())
-        await self._agent.settle()
 
     async def _read_runtime(self) -> None:
         for attempt in range(1 << 30):
