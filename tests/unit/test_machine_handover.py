@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from moorage.machine_groups.names import GUEST, MACHINE_TYPE, NAMESPACE, NODE_POOL, POD_ROLE
 from moorage.machine_groups.windows import parse_time
+from moorage.model.machines import Grant
 from moorage.podspec import pinned_node
 from moorage_testkit.machine_world import World
 from moorage_testkit.machines import machine
@@ -148,6 +149,28 @@ def test_a_guest_that_no_node_can_take_burns_no_slot() -> None:
     w.guest("later", "a")
     settled(w, reserved=2, used=1, waiting=1)
     assert w.objects["Pod", "team", "later"]["spec"]["nodeName"]
+
+
+def test_guests_that_keep_apart_do_not_get_slots_of_one_node() -> None:
+    """Not even those that get theirs in one plan."""
+    w = world(slots=4, nodes=2)
+    w.rest()
+    term = {"labelSelector": {"matchLabels": {"app": "x"}}, "topologyKey": "kubernetes.io/hostname"}
+    apart = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+    for i in range(3):
+        w.guest(f"g{i}", "a", labels={"app": "x"}, affinity=apart)
+    w.rest()
+    assert sorted(p["spec"].get("nodeName", "") for p in w.guests()) == ["", "n0", "n1"]
+    assert w.usage("g")["a"] == {"maximum": 4, "reserved": 2, "used": 2, "waiting": 1}
+    # One that the mesh gave a slot where it may not be waits for another one.
+    waiting = next(p for p in w.guests() if not p["spec"].get("nodeName"))
+    w.core.set_connected(True)
+    uid = waiting["metadata"]["uid"]
+    w.core.set_grant(Grant(uid=uid, machine="g/a", node="n0", claim="c"), w.now)
+    w.rest()
+    handover = w.core.group("g")
+    assert handover is not None and handover.pause_of(uid) > w.now
+    assert waiting["spec"]["schedulingGates"]
 
 
 def test_guests_go_by_priority_and_age() -> None:

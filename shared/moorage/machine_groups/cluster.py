@@ -21,7 +21,7 @@ from . import status
 from .documents import Surroundings, read
 from .effects import Effect, pod_event
 from .guest_nodes import PodOnNode, Shape, without_conflict
-from .handover import Guest, Handover, NodesFor, Opening, Plan, Situation, Stored, StoredGrant, TypeCounts
+from .handover import Barred, Guest, Handover, NodesFor, Opening, Plan, Situation, Stored, StoredGrant, TypeCounts
 from .injection import MachineGroup, machine_type_of
 from .layout import NodeRoom, Slots, lay_out
 from .names import GRANTS, MACHINE_GROUP, NAMESPACE, OTHER_NAMESPACE, SLOT_GATE, SLOTS, machine_key, object_name
@@ -402,7 +402,8 @@ class ClusterMachines:
 
     def allowed_nodes(self, group: str, guest: Guest) -> frozenset[str] | None:
         """Returns the Nodes of its group that a guest may use."""
-        return self._nodes_for(self._groups[group])(guest)
+        placed = {uid: grant.node for uid, grant in self.grants.items()}
+        return self._nodes_for(self._groups[group])(guest, placed)
 
     def unhealthy_since(self, node: str) -> float:
         return self._unhealthy_since.get(node, 0.0)
@@ -683,6 +684,7 @@ class ClusterMachines:
             self.grants if self.connected else None,
             self._nodes_for(group),
             self.left_over.pods_of(group.machine.group),
+            self._barred(group),
         )
         plan = group.handover.plan(now, situation)
         if plan.next is not None:
@@ -866,17 +868,17 @@ class ClusterMachines:
     def _nodes_for(self, group: _Group) -> NodesFor:
         names = group.machine.group
 
-        def nodes_for(guest: Guest) -> frozenset[str] | None:
+        def nodes_for(guest: Guest, placed: Mapping[str, str]) -> frozenset[str] | None:
             shape = self._shapes[guest.shape]
             key = (names, guest.type, guest.shape)
             if key not in self._allowed:
                 views = [self.nodes[n] for n in group.entries if n in self.nodes]
                 self._allowed[key] = frozenset(view.name for view in views if shape.allows(view))
             allowed = self._allowed[key]
-            others = [pod for uid, pod in self._pod_labels.items() if uid != guest.uid]
-            if not shape.has_pod_rules and not any(self._shapes[s].apart for s in {p.shape for p in others}):
+            if not shape.has_pod_rules and not any(other.apart for other in self._shapes.values()):
                 return allowed
             labels = self._labels.get(guest.uid, {})
+            others = self._others(group, guest.uid, placed)
             return frozenset(
                 n
                 for n in allowed
@@ -884,6 +886,25 @@ class ClusterMachines:
             )
 
         return nodes_for
+
+    def _barred(self, group: _Group) -> Barred:
+        def is_barred(guest: Guest, name: str, placed: Mapping[str, str]) -> bool:
+            shape, node = self._shapes[guest.shape], self.nodes.get(name)
+            if node is None or not (shape.has_pod_rules or any(other.apart for other in self._shapes.values())):
+                return False
+            labels, others = self._labels.get(guest.uid, {}), self._others(group, guest.uid, placed)
+            return not without_conflict(shape, guest.namespace, labels, node, self.nodes, others, self._shapes)
+
+        return is_barred
+
+    def _others(self, group: _Group, uid: str, placed: Mapping[str, str]) -> list[PodOnNode]:
+        """Returns the guests on Nodes but one, and those that are about to come there."""
+        found = [pod for other, pod in self._pod_labels.items() if other != uid]
+        for other, node in placed.items():
+            guest = group.handover.guests.get(other)
+            if guest is not None and other != uid and other not in self._pod_labels:
+                found.append(PodOnNode(guest.namespace, self._labels.get(other, {}), node, guest.shape))
+        return found
 
     def _handover_effects(
         self, group: _Group, plan: Plan, slots: Mapping[str, StoredSlots], now: float

@@ -29,8 +29,10 @@ OFFLINE = "offline-"
 #: Owners whose Pods are replaced by others, which may go to other Nodes. Of all others a deletion would be a failure.
 _REPLACED_BY = ("ReplicaSet", "StatefulSet", "ReplicationController")
 
-#: The Nodes that a guest may use, of those that are named; an answer is the same for guests of one shape.
-NodesFor = Callable[["Guest"], frozenset[str] | None]
+#: The Nodes that a guest may use beside others that have slots, by uid and Node; None: all.
+NodesFor = Callable[["Guest", Mapping[str, str]], frozenset[str] | None]
+#: Whether a guest may not be on a Node because of others that have slots.
+Barred = Callable[["Guest", str, Mapping[str, str]], bool]
 
 
 class Guest(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,7 +106,7 @@ class Stored(NamedTuple):
 class Situation(NamedTuple):
     """What a plan rests on besides the Pods. `slots`: per type and Node; `offline`: those of them that the cluster grants alone; `usable`:
     Nodes that are Ready; `ordered`: grants of the mesh, None without it; `stored`: by type; `left_over`: reservations of
-    another controller, which hold places until they are replaced."""
+    another controller, which hold places until they are replaced; `is_barred`: by rules about other guests."""
 
     slots: Mapping[str, Mapping[str, int]]
     offline: Mapping[str, Mapping[str, int]]
@@ -113,6 +115,7 @@ class Situation(NamedTuple):
     ordered: Mapping[str, StoredGrant] | None
     nodes_for: NodesFor
     left_over: Sequence[ReservationPod] = ()
+    is_barred: Barred = lambda _guest, _node, _placed: False
 
 
 class Opening(NamedTuple):
@@ -288,6 +291,7 @@ class _Planner:
         self.grants: dict[str, dict[str, StoredGrant]] = {}
         self.opened: set[str] = set()  # uids of guests that are pinned and expected to be bound
         self.places: dict[str, str] = {}  # uid → Node of the slot of a guest that could not be pinned
+        self.placed: dict[str, str] = {}  # uid → Node of guests with grants
         self.times: list[float] = []
         self.evictions: list[Guest] = []
         self.retries: dict[str, list[Guest]] = {}  # type → pinned guests that could not use their slots
@@ -309,7 +313,9 @@ class _Planner:
 
     # --- who has slots
 
-    def _hold(self, machine_type: str, node: str, claim: str) -> None:
+    def _hold(self, machine_type: str, node: str, claim: str, granted: str = "") -> None:
+        if granted:
+            self.placed[granted] = node
         self.on.setdefault(node, Counter())[machine_type] += 1
         self.total[machine_type] += 1
         if claim.startswith(OFFLINE):
@@ -376,6 +382,7 @@ class _Planner:
                 if not guest.gated:
                     if uid in self.opened:
                         mine[uid] = grant
+                        self.placed[uid] = grant.node
                     continue
                 withdrawn = self.s.ordered is not None and uid not in self.s.ordered
                 if (withdrawn and not grant.claim.startswith(OFFLINE)) or not guest.ready or self._is_over(grant):
@@ -384,12 +391,12 @@ class _Planner:
                     continue
                 if uid in self.h.opening:
                     mine[uid] = grant
-                    self._hold(name, grant.node, grant.claim)
+                    self._hold(name, grant.node, grant.claim, uid)
                     continue
                 if grant.node not in self.s.usable:
                     continue
                 mine[uid] = grant
-                self._hold(name, grant.node, grant.claim)
+                self._hold(name, grant.node, grant.claim, uid)
 
     def _is_over(self, grant: StoredGrant) -> bool:
         return bool(grant.until) and grant.until <= self.now
@@ -408,8 +415,12 @@ class _Planner:
                 continue
             if (not guest.gated and grant.at <= guest.granted_at) or self.h.pause_of(uid) > self.now:
                 continue
+            if guest.gated and self.s.is_barred(guest, grant.node, self.placed):
+                # The mesh does not know rules about other guests. Told of a failure, it gives another slot.
+                self.h.note_failure(guest, self.now)
+                continue
             mine[uid] = grant
-            self._hold(guest.type, grant.node, grant.claim)
+            self._hold(guest.type, grant.node, grant.claim, uid)
 
     # --- who gets slots, without the mesh
 
@@ -436,7 +447,7 @@ class _Planner:
             return
         hopeless: set[str] = set()
         for guest in self.retries.get(name, ()):
-            allowed = frozenset({guest.node}) if guest.node else self.s.nodes_for(guest)
+            allowed = frozenset({guest.node}) if guest.node else self.s.nodes_for(guest, self.placed)
             node = next((n for n in free if allowed is None or n in allowed), "")
             if node and self._may_enter(guest):
                 self._give(guest, node)
@@ -450,7 +461,7 @@ class _Planner:
             if (pause_ends := self.h.pause_of(guest.uid)) > self.now:
                 self.times.append(pause_ends)
                 continue
-            allowed = self.s.nodes_for(guest)
+            allowed = self.s.nodes_for(guest, self.placed)
             node = next((n for n in free if allowed is None or n in allowed), "")
             if not node:
                 hopeless.add(guest.shape)
@@ -496,7 +507,7 @@ class _Planner:
             until=span.end if span is not None else 0.0,
         )
         self.grants[guest.type][guest.uid] = grant
-        self._hold(guest.type, node, grant.claim)
+        self._hold(guest.type, node, grant.claim, guest.uid)
 
     # --- reservations
 
