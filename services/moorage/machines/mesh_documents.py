@@ -30,7 +30,6 @@ def changes(
     for name, document in documents.items():
         found = machines.get(name)
         if found is not None and not _is_of_mesh(found):
-            log.warning("a Machine of this name was made here; that of the mesh is not written", name=name)
             continue
         wanted = document_of(document.machine)
         wanted["metadata"]["labels"] = {**wanted["metadata"]["labels"], ORIGIN: MESH}
@@ -46,6 +45,9 @@ def _is_of_mesh(machine: Mapping[str, Any]) -> bool:
 
 async def write_documents(api: Api, state: ClusterMachines, documents: Mapping[str, MachineDocument]) -> None:
     """Makes the Machines of the mesh in the cluster what they are there. What fails is tried again with the next answer."""
+    for name in documents.keys() & state.machines.keys():
+        if not _is_of_mesh(state.machines[name]):
+            log.warning("a Machine of this name was made here; that of the mesh is not written", name=name)
     written, gone = changes(state.machines, documents)
     path = collection("Machine")
     try:

@@ -13,10 +13,12 @@ import structlog
 
 from moorage.bus import Bus, BusError, NoAnswer, new_id, subjects
 from moorage.kube import LeaderTerm
-from moorage.machine_groups.cluster import ClusterMachines
+from moorage.machine_groups.cluster import REPAIR_INTERVAL, ClusterMachines
 from moorage.machine_groups.reports import MeshReports
 from moorage.model.machines import MachineDocument, MachinesSynced
 from moorage.model.problems import Refused
+
+from .mesh_documents import changes
 
 log = structlog.get_logger("machines")
 #: Seconds that changes are gathered before a report, and between two reports without changes.
@@ -43,6 +45,7 @@ class MeshSync:
         self._news = asyncio.Event()
         self._reports: MeshReports | None = None
         self._answered = 0.0
+        self._written = -REPAIR_INTERVAL  # when Machines of the mesh were put back last
         self.sent = 0
 
     async def listen(self) -> None:
@@ -59,8 +62,14 @@ class MeshSync:
 
     def notice(self) -> None:
         """Looks whether something of the cluster changed that the mesh has to know."""
-        if self._reports is not None and self._reports.has_news:
+        if self._reports is not None and (self._reports.has_news or self._needs_repair(self._reports)):
             self._news.set()
+
+    def _needs_repair(self, reports: MeshReports) -> bool:
+        """Returns whether somebody changed Machines of the mesh that are to be put back now."""
+        if reports.documents is None or time.monotonic() < self._written + REPAIR_INTERVAL:
+            return False
+        return any(changes(self._state.machines, reports.documents))
 
     async def run(self, term: LeaderTerm) -> None:
         reports = self._reports = MeshReports(self._state, self._cluster, new_id(), term.generation)
@@ -99,8 +108,14 @@ class MeshSync:
             return True
         self._answered = time.monotonic()
         self._set_connected(True)
-        if reports.documents is not None and (answer.full or answer.documents or answer.documents_gone):
-            await self._write_documents(reports.documents)
+        if reports.documents is not None:
+            # What is new is no repair: the first change by others is put back at once.
+            is_repair = self._needs_repair(reports)
+            if answer.full or answer.documents or answer.documents_gone:
+                await self._write_documents(reports.documents)
+            elif is_repair:
+                self._written = time.monotonic()
+                await self._write_documents(reports.documents)
         self._planned()
         return True
 
