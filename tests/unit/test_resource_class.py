@@ -300,3 +300,35 @@ def test_the_first_alternative_is_taken_on_whatever_node_has_it() -> None:
     solutions = PackingSolutions(lambda shapes, where, able: rows.choose(shapes, where, able, "default"))
     assert _placed(fleet, _shape(_need("A", "B")), solutions) == {"b": 1}
     assert _placed(fleet, _shape(_need("C", "B")), solutions) == {"a": 1}
+
+
+def test_reasons_name_each_condition_and_the_nearest_device() -> None:
+    catalog = ClassCatalog()
+    _stored(catalog, "big", "Z")
+    fleet = fleet_of({"lab/a": [_node("A", "B")], "lab/b": [_node("A")]})
+    answer = ClassAnswers(fleet).answer(_ask(_bound(catalog, "big"), explain=True)).apps["web"]
+    (reason,) = answer.reasons
+    assert (reason.code, reason.clusters) == ("PartMissing", 2)
+    assert "3 there, 0 selected" in reason.message and "; 0 meet model In Z; nearest is lab/" in reason.message
+    assert reason.message.endswith("model is A")
+
+
+@pytest.mark.parametrize(("invalid", "code"), [(False, "PoolIncomplete"), (True, "PoolInvalid")])
+def test_pools_that_do_not_count_are_named_as_the_reason(invalid: bool, code: str) -> None:
+    bad = _node()
+    bad.incomplete_pools, bad.invalid_pools = True, invalid
+    fleet = fleet_of({"lab/a": [bad], "lab/b": [_node("B")]})
+    found = ClassAnswers(fleet).answer(_ask(_shape(_need("A")), explain=True)).apps["web"]
+    assert [(reason.code, reason.samples) for reason in found.reasons] == [
+        (code, ["lab/a"]),
+        ("PartMissing", ["lab/b"]),
+    ]
+    assert "pools of 1 node" in found.reasons[0].message
+
+
+def test_an_expression_with_an_error_is_named() -> None:
+    fleet = fleet_of({"lab/a": [_node("A")]})
+    ask = DeviceAsk(selectors=('device.attributes["gpu.d"].none == "x"',))
+    shape = _shape(PartGroup(suffix="gpu", devices=(ask,)))
+    (reason,) = ClassAnswers(fleet).answer(_ask(shape, explain=True)).apps["web"].reasons
+    assert reason.code == "SelectorError" and "an error in device.attributes" in reason.message

@@ -32,6 +32,9 @@ from .objects import (
     SliceSpec,
 )
 
+#: Ends what is said of pools of which slices are missing.
+_MISSING_SLICES = "are there"
+
 
 class DevicePool(NamedTuple):
     driver: str
@@ -44,6 +47,11 @@ class NodeDevices(NamedTuple):
     devices: list[DeviceReport]
     counters: list[CounterSetReport]
     problems: list[str]
+
+    @property
+    def has_invalid_pools(self) -> bool:
+        """Returns whether a pool makes no sense, rather than being published just now."""
+        return any(not text.endswith(_MISSING_SLICES) for text in self.problems)
 
 
 class _Pool(NamedTuple):
@@ -202,7 +210,7 @@ def _current(pool: DevicePool, slices: dict[str, SliceSpec], own: set[str], gene
         for s in spec.shared_counters or ()
     ]
     if len(same) != expected and len(specs) != expected:
-        problem = f"{len(same)} of {expected} slices of generation {generation} are there"
+        problem = f"{len(same)} of {expected} slices of generation {generation} {_MISSING_SLICES}"
     else:
         problem = _problem(specs, same, counters)
     binding = any(body.binding_conditions for _, body in _bodies(specs))

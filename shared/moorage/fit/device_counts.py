@@ -22,6 +22,7 @@ Counts = NDArray[np.int64]
 
 class DeviceCounts(NamedTuple):
     """Devices by cluster. Each number counts those of the number before that meet one condition more. `most_free`: on one node.
+    `incomplete`, `invalid`: nodes with pools of which no device counts, because slices are missing, or because they make no sense.
     `known`: some cluster has a DeviceClass of the name that is asked for."""
 
     there: Counts
@@ -30,18 +31,25 @@ class DeviceCounts(NamedTuple):
     tolerated: Counts
     free: Counts
     most_free: Counts
+    incomplete: Counts
+    invalid: Counts
     known: bool
+
+    def lacks(self, ask: DeviceAsk) -> Mask:
+        """Returns the clusters of which no node has enough devices free at once."""
+        lacking: Mask = self.most_free < ask.count
+        return lacking
 
 
 def count_devices(rows: Rows, ask: DeviceAsk, about: Mask) -> DeviceCounts:
     """Counts the devices of usable nodes of these clusters."""
     ids = np.flatnonzero(rows.usable[: rows.n] & about[rows.cluster[: rows.n]])
-    there, selected, healthy, untainted, free = (np.zeros(rows.size, np.int64) for _ in range(5))
+    there, selected, healthy, untainted, free, incomplete, invalid = (np.zeros(rows.size, np.int64) for _ in range(7))
     most = np.zeros(rows.size, np.int64)
     wanted = ask.share or 1000
     known = False
     if not len(ids):
-        return DeviceCounts(there, selected, healthy, untainted, free, most, known)
+        return DeviceCounts(there, selected, healthy, untainted, free, most, incomplete, invalid, known)
     asked = Asked(Shape(key="", object="", groups=[PartGroup(devices=(ask,))]))
     for layout, at, amounts in nodes_by_layout(rows, ids, asked=[asked]):
         table = StaticInside.of(layout).table
@@ -72,4 +80,18 @@ def count_devices(rows: Rows, ask: DeviceAsk, about: Mask) -> DeviceCounts:
                 on_node += of_part
         np.add.at(free, clusters, on_node)
         np.maximum.at(most, clusters, on_node)
-    return DeviceCounts(there, selected, healthy, untainted, free, most, known)
+        if layout.inside.incomplete_pools:
+            np.add.at(invalid if layout.inside.invalid_pools else incomplete, clusters, 1)
+    return DeviceCounts(there, selected, healthy, untainted, free, most, incomplete, invalid, known)
+
+
+def lacking_devices(rows: Rows, shape: Shape, about: Mask) -> Mask:
+    """Returns which of these clusters have too few devices for a need of the shape, whichever of its alternatives is taken."""
+    lacking: Mask = np.zeros(rows.size, np.bool_)
+    for group in shape.groups if about.any() else ():
+        if group.devices and not group.optional:
+            without = about & ~lacking
+            for ask in group.devices:
+                without = without & count_devices(rows, ask, without).lacks(ask)
+            lacking |= without
+    return lacking

@@ -70,7 +70,7 @@ def normalize_node(node: NodeReport, before: Inside | None = None) -> tuple[Node
     packed = msgspec.json.encode(extras) if extras else b""
     row = NodeRow(node.name, flags, labels, tuple(node.taints), allocatable, requested, exclusive, packed, host_ports)
     inside = inside_of(node, before or Inside(), allocatable)
-    if inside.zones or inside.providers or inside.devices:
+    if inside.zones or inside.providers or inside.devices or inside.incomplete_pools:
         row, wrong = with_inside(row, inside, node.in_use)
         problem = problem or wrong
     if node.problems and not problem:
@@ -86,7 +86,8 @@ def inside_of(node: NodeReport, before: Inside, allocatable: Mapping[str, int]) 
         devices=own_devices(node.name, node.devices),
         counters=own_counters(node.name, node.counters) if node.devices else [],
         device_classes=node.device_classes if node.devices else [],
-        incomplete_pools=node.incomplete_pools and bool(node.devices),
+        incomplete_pools=node.incomplete_pools,
+        invalid_pools=node.invalid_pools,
         topology_manager=node.topology_manager or before.topology_manager,
         cpu_manager=node.cpu_manager.policy if node.cpu_manager is not None else "",
         roles=node.qos.role_kinds if node.qos is not None and node.qos.gate else {},
@@ -146,6 +147,7 @@ def with_parts_of(row: NodeRow, node: NodeReport, pods: Iterable[PartAmounts] = 
             counters=list(counters.values()),
             device_classes=inside.device_classes or before.device_classes,
             incomplete_pools=inside.incomplete_pools or before.incomplete_pools,
+            invalid_pools=inside.invalid_pools or before.invalid_pools,
         )
     if node.cpu_manager is None:
         inside = msgspec.structs.replace(inside, cpu_manager=before.cpu_manager)

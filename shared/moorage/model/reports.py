@@ -67,6 +67,7 @@ class NodeReport(Model, kw_only=True):
     counters: list[CounterSetReport] = []
     device_classes: list[DeviceClassReport] = []  # of its cluster; only of nodes with devices
     incomplete_pools: bool = False  # there are pools for it of which no device counts
+    invalid_pools: bool = False  # among these are some that make no sense
     topology_manager: TopologyManager | None = None
     in_use: dict[str, dict[str, str]] = {}
     counted: list[str] = []

@@ -63,6 +63,7 @@ class Inside(Value, kw_only=True, frozen=True):
     counters: list[CounterSetReport] = []
     device_classes: list[DeviceClassReport] = []  # of its cluster
     incomplete_pools: bool = False  # there are pools for it of which no device counts
+    invalid_pools: bool = False  # among these are some that make no sense
     topology_manager: TopologyManager | None = None
     cpu_manager: str = ""  # the policy; empty: not reported
     roles: dict[str, RoleKind] = {}  # of a node agent's policy
@@ -135,7 +136,7 @@ _identities = msgspec.json.Decoder(list[DeviceIdentity])
 
 def encode(inside: Inside) -> bytes:
     """Returns the bytes of what is inside a node; none if there is nothing."""
-    if not (inside.zones or inside.providers or inside.devices or inside.added):
+    if not (inside.zones or inside.providers or inside.devices or inside.added or inside.incomplete_pools):
         return b""
     devices, identities = split(inside.devices)
     if not identities:

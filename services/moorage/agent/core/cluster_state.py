@@ -321,6 +321,7 @@ class ClusterState:
             counters=found.counters,
             device_classes=self.device_classes.reports() if found.devices else [],
             incomplete_pools=bool(found.problems),
+            invalid_pools=found.has_invalid_pools,
             problems=found.problems,
             created=meta.creation_timestamp or "",
         )

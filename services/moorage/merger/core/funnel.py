@@ -7,14 +7,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from moorage.candidates import Mask, WeightedAnswer, unpack
+from moorage.candidates import Mask, WeightedAnswer
 from moorage.fleet import Fleet
 from moorage.fleet.delta import STALE
 from moorage.model.attempts import Funnel, FunnelStep
-from moorage.model.candidates import WireSet
 from moorage.model.reasons import Reason
 
-from .responses import ControllerResults, resized
+from .responses import ControllerResults, decoded_set, resized
 
 #: Clusters that a step names.
 SAMPLES = 3
@@ -113,26 +112,25 @@ def _exclusions(
 def _of_controllers(
     answers: Sequence[WeightedAnswer], results: ControllerResults, fleet: Fleet, number: int, app: str
 ) -> Iterator[tuple[Mask, Reason | None, str]]:
-    for weighted in answers:
-        decoded = weighted.answer.apps.get(number)
-        if decoded is None or decoded.allowed is None:
-            continue
-        refused = ~resized(decoded.allowed, fleet.size)
-        answered = results.answers[weighted.name].apps.get(app)
+    refusing = [
+        (weighted.name, ~resized(decoded.allowed, fleet.size))
+        for weighted in answers
+        if (decoded := weighted.answer.apps.get(number)) is not None and decoded.allowed is not None
+    ]
+    anywhere: Mask = np.zeros(fleet.size, np.bool_)
+    for _, refused in refusing:
+        anywhere |= refused
+    rest: list[tuple[Mask, Reason | None, str]] = []
+    for name, refused in refusing:
+        answered = results.answers[name].apps.get(app)
         reasons = answered.reasons if answered is not None else []
         for index, wire in (answered.excluded if answered is not None else {}).items():
-            if 0 <= index < len(reasons) and (mask := _decoded(wire, fleet)) is not None:
-                yield mask & refused, reasons[index], weighted.name
+            if 0 <= index < len(reasons) and (mask := decoded_set(wire, fleet)) is not None:
+                yield mask & anywhere, reasons[index], name
         # A single reason is about all that is refused.
-        yield refused, reasons[0] if len(reasons) == 1 else None, weighted.name
-
-
-def _decoded(wire: WireSet, fleet: Fleet) -> Mask | None:
-    """Decodes a set; None if it is malformed. It only explains: the answer itself was decoded strictly before."""
-    try:
-        return unpack(wire, fleet.ids, fleet.size)
-    except ValueError:
-        return None
+        rest.append((refused, reasons[0] if len(reasons) == 1 else None, name))
+    # What one controller refuses without a reason, another one may have explained.
+    yield from rest
 
 
 def _failed(failed: Mapping[int, Reason], fleet: Fleet) -> Iterator[tuple[Reason, Mask]]:

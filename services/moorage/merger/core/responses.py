@@ -9,10 +9,10 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from moorage.candidates import DecodedAnswer, Mask, WeightedAnswer, decode_answer
+from moorage.candidates import DecodedAnswer, Mask, WeightedAnswer, decode_answer, unpack
 from moorage.fleet import Fleet
 from moorage.fleet.delta import Epoch, parse_epoch
-from moorage.model.candidates import Answer, Asked
+from moorage.model.candidates import Answer, Asked, WireSet
 from moorage.model.controllers import Controller
 from moorage.model.problems import problem_in
 from moorage.model.reasons import Reason, Warn
@@ -200,6 +200,7 @@ def collect_reasons(results: ControllerResults, fleet: Fleet) -> list[Reason]:
                 continue
             excluded = fleet.usable_clusters[: len(decoded.allowed)] & ~decoded.allowed
             excluded = excluded if name in steady else excluded & left[app][: len(excluded)]
+            excluded = excluded & ~_explained(results, app, fleet)[: len(excluded)]
             if clusters := int(np.count_nonzero(excluded)):
                 message = f"{name} excludes {app} from {clusters} of {len(fleet.ids)} clusters without a reason"
                 found.append(
@@ -219,6 +220,25 @@ def collect_reasons(results: ControllerResults, fleet: Fleet) -> list[Reason]:
                 about = named if name in steady or app not in left else _within(named, left[app], fleet)
                 found += [about] if about is not None else []
     return found[: 4 * MAX_REASONS]
+
+
+def _explained(results: ControllerResults, app: str, fleet: Fleet) -> Mask:
+    """Returns the clusters that reasons of any controller about the app are about."""
+    found: Mask = np.zeros(fleet.size, np.bool_)
+    for answer in results.answers.values():
+        answered = answer.apps.get(app)
+        for wire in answered.excluded.values() if answered is not None else ():
+            if (mask := decoded_set(wire, fleet)) is not None:
+                found |= mask
+    return found
+
+
+def decoded_set(wire: WireSet, fleet: Fleet) -> Mask | None:
+    """Decodes a set that only explains; None if it is malformed. The answer itself was decoded strictly before."""
+    try:
+        return unpack(wire, fleet.ids, fleet.size)
+    except ValueError:
+        return None
 
 
 def _within(reason: Reason, left: Mask, fleet: Fleet) -> Reason | None:

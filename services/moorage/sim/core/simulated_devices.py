@@ -178,6 +178,7 @@ class SimulatedDevices:
             fields["inUse"] = {**fields.get("inUse", {}), **in_use}
         if found.problems:
             fields["incompletePools"] = True
+            fields["invalidPools"] = found.has_invalid_pools
         allocatable, requested = fields["allocatable"], fields["requested"]
         for resource, free in self._classes.extended_resources(found.devices, in_use).items():
             if allocatable.get(resource, "0") == "0":

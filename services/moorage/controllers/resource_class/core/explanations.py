@@ -1,30 +1,23 @@
-"""Explains which clusters lack devices for a need: how many there are, are selected, are healthy, tolerated and free."""
+"""Explains which clusters lack devices for a need: how many there are, meet each condition, are healthy, tolerated and free, and
+which one comes nearest."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 
 from moorage.fit.device_counts import DeviceCounts, count_devices
+from moorage.fit.device_selection import explain_selection
 from moorage.model.part_requests import DeviceAsk
 from moorage.sdk import Fleet, Mask, Reason, Shape
 
 SAMPLES = 5
 
 
-class _Step(NamedTuple):
-    code: str
-    what: str
-
-
-#: What a device must be besides what it is before, by field of `DeviceCounts`.
-_STEPS = {
-    "selected": _Step("PartMissing", "is selected by"),
-    "healthy": _Step("PartMissing", "is healthy for"),
-    "tolerated": _Step("DeviceTainted", "has no taint, or one that is tolerated, for"),
-    "free": _Step("PartShort", "is free for"),
-}
+#: What a device must be besides what it is before, by field of `DeviceCounts`, and the code of the reason if too few are.
+_STEPS = {"selected": "PartMissing", "healthy": "PartMissing", "tolerated": "DeviceTainted", "free": "PartShort"}
 
 
 def device_reasons(fleet: Fleet, app: str, shape: Shape, about: Mask) -> list[tuple[Reason, Mask]]:
@@ -36,16 +29,17 @@ def device_reasons(fleet: Fleet, app: str, shape: Shape, about: Mask) -> list[tu
         counts = [(ask, count_devices(fleet, ask, left)) for ask in group.devices]
         lacking = left.copy()
         for ask, of_ask in counts:
-            lacking &= of_ask.most_free < ask.count
+            lacking &= of_ask.lacks(ask)
         if not lacking.any():
             continue
         ask, of_ask = counts[-1]
+        need = _Need(fleet, app, shape, group.suffix)
         if all(_is_unknown(one) and not of_one.known for one, of_one in counts):
             names = " or ".join(one.resource_class or one.device_class for one, _ in counts)
             message = f"no class is called {names}, and no cluster has a DeviceClass of this name"
-            found.append((_reason("ClassNotFound", app, shape, group.suffix, message, lacking, fleet), lacking))
+            found.append((need.reason("ClassNotFound", message, lacking), lacking))
         else:
-            found += _by_step(fleet, app, shape, group.suffix, ask, of_ask, lacking)
+            found += _by_step(need, ask, of_ask, lacking)
         left &= ~lacking
     return found
 
@@ -54,44 +48,83 @@ def _is_unknown(ask: DeviceAsk) -> bool:
     return bool(ask.resource_class or ask.device_class) and not ask.properties
 
 
-def _by_step(
-    fleet: Fleet, app: str, shape: Shape, need: str, ask: DeviceAsk, counts: DeviceCounts, lacking: Mask
-) -> list[tuple[Reason, Mask]]:
+class _Need(NamedTuple):
+    """A need of a shape of an app."""
+
+    fleet: Fleet
+    app: str
+    shape: Shape
+    name: str
+
+    def reason(self, code: str, message: str, clusters: Mask) -> Reason:
+        consumers = dict.fromkeys(one.consumer for one in self.shape.needs if one.group == self.name and one.consumer)
+        return Reason(
+            code=code,
+            message=message,
+            app=self.app,
+            need=self.name,
+            consumer=", ".join(consumers) or self.shape.object.partition("/")[2],
+            clusters=int(np.count_nonzero(clusters)),
+            samples=self.fleet.clusters.named(clusters, SAMPLES),
+        )
+
+
+def _by_step(need: _Need, ask: DeviceAsk, counts: DeviceCounts, lacking: Mask) -> list[tuple[Reason, Mask]]:
     found = []
-    name = ask.resource_class or ask.device_class or need
     left = lacking.copy()
-    for field, step in _STEPS.items():
+    for field, code in _STEPS.items():
         column = getattr(counts, field)
         clusters = left & (column < ask.count)
-        if clusters.any():
-            sums = " ".join(
-                f"{int(getattr(counts, each)[clusters].sum())} {each}," for each in ("there", *_STEPS)
-            ).rstrip(",")
-            best = int(column[clusters].max())
-            message = (
-                f"fewer than {ask.count} devices are {field} for {need} ({name}): {sums}; at most {best} in one cluster"
-            )
-            reason = _reason(step.code, app, shape, need, message, clusters, fleet)
-            reason.needed, reason.free = str(ask.count), str(best)
-            found.append((reason, clusters))
         left &= ~clusters
+        apart = _apart(field, counts, clusters) if clusters.any() else ()
+        found += [(_of_step(need, ask, counts, field, code, part), part) for part in apart]
     if left.any():
         best = int(counts.most_free[left].max())
-        message = f"no node has {ask.count} devices free at once for {need} ({name}); at most {best}"
-        reason = _reason("PartShort", app, shape, need, message, left, fleet)
+        message = f"no node has {ask.count} devices free at once for {_named(need, ask)}; at most {best}"
+        reason = need.reason("PartShort", message, left)
         reason.needed, reason.free = str(ask.count), str(best)
         found.append((reason, left))
     return found
 
 
-def _reason(code: str, app: str, shape: Shape, need: str, message: str, clusters: Mask, fleet: Fleet) -> Reason:
-    consumers = dict.fromkeys(one.consumer for one in shape.needs if one.group == need and one.consumer)
-    return Reason(
-        code=code,
-        message=message,
-        app=app,
-        need=need,
-        consumer=", ".join(consumers) or shape.object.partition("/")[2],
-        clusters=int(np.count_nonzero(clusters)),
-        samples=fleet.clusters.named(clusters, SAMPLES),
-    )
+def _apart(field: str, counts: DeviceCounts, clusters: Mask) -> Iterator[Mask]:
+    """Yields the clusters with pools that make no sense, those with pools of which slices are missing, and the others, where that may
+    be why there are too few devices."""
+    for column in (counts.invalid, counts.incomplete) if field == "selected" else ():
+        having = clusters & (column > 0)
+        if having.any():
+            yield having
+            clusters = clusters & ~having
+    if clusters.any():
+        yield clusters
+
+
+def _of_step(need: _Need, ask: DeviceAsk, counts: DeviceCounts, field: str, code: str, clusters: Mask) -> Reason:
+    sums = ", ".join(f"{int(getattr(counts, each)[clusters].sum())} {each}" for each in ("there", *_STEPS))
+    best = int(getattr(counts, field)[clusters].max())
+    wanted = f"{ask.count} devices are" if ask.count > 1 else "1 device is"
+    message = f"fewer than {wanted} {field} for {_named(need, ask)}: {sums}; at most {best} in one cluster"
+    if field == "selected":
+        selection = explain_selection(need.fleet, ask, clusters)
+        message += "".join(f"; {one.meeting} meet {one.text}" for one in selection.conditions)
+        if selection.nearest is not None:
+            message += f"; nearest is {selection.nearest.cluster} {selection.nearest.part}: {selection.nearest.fails}"
+        if selection.errors:
+            code = "SelectorError"
+            message += f"; an expression has an error on {selection.errors}, as where an attribute is missing"
+    for column, name, why in (
+        (counts.invalid, "PoolInvalid", "make no sense"),
+        (counts.incomplete, "PoolIncomplete", "lack slices"),
+    ):
+        if nodes := int(column[clusters].sum()):
+            code = name if field == "selected" else code
+            message += f"; pools of {nodes} node{'s' * (nodes > 1)} {why}, and none of their devices counts"
+            break
+    reason = need.reason(code, message, clusters)
+    reason.needed, reason.free = str(ask.count), str(best)
+    return reason
+
+
+def _named(need: _Need, ask: DeviceAsk) -> str:
+    name = ask.resource_class or ask.device_class
+    return f"{need.name} ({name})" if name and name != need.name else need.name

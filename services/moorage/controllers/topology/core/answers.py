@@ -9,6 +9,7 @@ from itertools import combinations
 import numpy as np
 
 from moorage.fit import FitCache, Unassigned, asks_parts, assign, without_parts
+from moorage.fit.device_counts import lacking_devices
 from moorage.sdk import (
     Allowed,
     Answer,
@@ -71,6 +72,7 @@ class TopologyAnswers:
             about = excluded & self._explained(ask, app)
             for shape in shapes:
                 refused = about & ~self._fits.get(shape).fits
+                refused &= ~lacking_devices(fleet, shape, refused)
                 if refused.any():
                     reasons += PartExplanations(fleet, app.name, shape, refused).reasons()
         if together is not None:

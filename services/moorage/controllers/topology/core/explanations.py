@@ -15,7 +15,7 @@ from moorage.fit.cluster_fit import compute_fit, rows_of_clusters
 from moorage.fit.inner_rows import nodes_by_layout
 from moorage.fit.inside import StaticInside
 from moorage.model.part_names import HW_NUMA_ROOT, is_class
-from moorage.model.part_requests import RoleZone
+from moorage.model.part_requests import AttributeRelation, RoleZone
 from moorage.parsing import format_amount, readable_amount
 from moorage.parts import Group, pod_request
 from moorage.parts.pod_request import ZONE
@@ -64,7 +64,8 @@ class PartExplanations:
         """Returns each reason with its clusters. A cluster is counted for the first thing that fails there."""
         found: list[tuple[Reason, Mask]] = []
         for suffix, group in pod_request(self._shape).groups.items():
-            found += self._of_group(suffix, group)
+            if not group.devices:  # the controller of resource classes explains these
+                found += self._of_group(suffix, group)
         if self._left.any():
             found += self._of_relations()
         return found
@@ -396,6 +397,11 @@ def _described(relation: object) -> tuple[str, str]:
         return f"isolate {','.join(relation.groups)}", f"a part of their own for {', '.join(relation.groups)}"
     if isinstance(relation, RootConditions):
         return "root", "the traits and aggregates that the node must have"
+    if isinstance(relation, AttributeRelation):
+        needs = ", ".join(relation.groups)
+        value = "another value" if relation.distinct else "one value"
+        what = "distinct" if relation.distinct else "match"
+        return f"{what} {relation.attribute}", f"{value} of {relation.attribute} for all devices of {needs}"
     if isinstance(relation, RoleZone):
         return "roleZone", "devices of the node's agent in the zone of its role"
     return "zone", "all of it in one zone is required"
