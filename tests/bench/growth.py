@@ -20,7 +20,7 @@ FIRST, PER_SECOND = 10_000, 60
 async def growth() -> list[Figure]:
     """MOORAGE_BENCH_GROUPS: how many come and go in all, 100,000 unless it says otherwise. That takes half an hour."""
     last = int(os.environ.get("MOORAGE_BENCH_GROUPS", "100000"))
-    first = min(FIRST, last // 10)
+    first = min(FIRST, last // 2)
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         file.write(msgspec.json.encode(fleet(20, 64)))
         file.flush()
