@@ -52,6 +52,7 @@ OWNERS = {
     "moorage-status": {"patcher"},
     "moorage-tokens": {"gateway"},
     "moorage-providers": {"placement"},
+    "moorage-unusable-nodes": {"merger"},
     "moorage-snapshots": {"merger"},
     "moorage-sim": {"sim"},
 }

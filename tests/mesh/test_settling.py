@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import msgspec
 import pytest
 
+from moorage.bus import Entry
 from moorage.fleet import normalize_node
 from moorage.merger.settling import Settling
+from moorage.mesh import stores
 from moorage.model.claims import Claim, Reassignment, Settlement, Slot
 from moorage.model.groups import GroupRecord, Revision
 from moorage.model.names import group_tokens
@@ -18,6 +21,7 @@ from moorage.model.status import GroupStatus
 from moorage_testkit.fleets import node
 from moorage_testkit.invariants import read_log
 from moorage_testkit.merger_harness import Clusters, MergerHarness, OpenMergers, group, revision, shape
+from moorage_testkit.mesh_client import eventually
 from moorage_testkit.polling import until
 
 
@@ -284,6 +288,37 @@ async def test_open_slots_leave_a_node_that_is_unusable_for_long(
         await until(lambda: nodes_of(s, "one") == {"n-1": 1})
 
 
+async def test_the_next_merger_goes_on_counting_how_long_a_node_is_unusable(open_mergers: OpenMergers) -> None:
+    async with open_mergers(two_nodes) as s:
+        bucket = s.bus.bucket(stores.UNUSABLE_NODES)
+        await bucket.put("lab.gone", b'{"n-0": 1}')
+        await bucket.put("lab.junk", b"[]")
+        await place(s, "one", app(1, 2000), ["n-0"])
+        broken = node("n-0", cpu="2", ready=False)
+        s.report("lab/one", lambda w, cid: w.put(cid, "lab/one", [normalize_node(broken)[0]]))
+        stored: list[Entry] = []
+
+        async def is_stored() -> bool:
+            stored[:] = [entry for entry in await bucket.newest("lab.one", 100) if entry.value != b"{}"]
+            return bool(stored)
+
+        await eventually(is_stored, 20, "it is stored since when the node is unusable")
+        (since,) = msgspec.json.decode(stored[-1].value).values()
+        assert abs(since - time.time()) < 60
+        assert nodes_of(s, "one") == {"n-0": 1}
+        await s.buses[0].close()
+        s.mergers.clear()
+        await bucket.put("lab.one", msgspec.json.encode({"n-0": since - 300}))
+        s.clusters = lambda: {"lab/one": [broken, node(cpu="2")]}
+        await s.merger()
+        await until(lambda: nodes_of(s, "one") == {"n-1": 1}, seconds=30)
+
+        async def forgotten() -> bool:
+            return not await bucket.newest("*.*", 100)
+
+        await eventually(forgotten, 20, "nothing is kept of clusters without open slots on unusable nodes")
+
+
 async def test_slots_of_a_daemon_set_follow_the_nodes(open_mergers: OpenMergers) -> None:
     async with open_mergers(two_nodes) as s:
         each = shape(1000, 0)
@@ -341,7 +376,7 @@ async def test_open_slots_leave_a_node_that_refused_their_pods(open_mergers: Ope
         await s.decide(revision("one", app(3), number=2))
         await s.attempt("one", "Pending")
         s.report("lab/one", lambda w, cid: w.put(cid, "lab/one", refused={one: []}))
-        await until(lambda: nodes_of(s, "one") in ({"n-1": 2, "n-0": 1}, {"n-1": 1, "n-0": 2}), seconds=20)
+        await until(lambda: nodes_of(s, "one") in ({"n-1": 2, "n-0": 1}, {"n-1": 1, "n-0": 2}), seconds=60)
 
 
 async def test_slots_that_move_keep_the_rules_of_pods_about_each_other(open_mergers: OpenMergers) -> None:

@@ -280,6 +280,7 @@ def test_streams_of_effects_are_copied_before_their_causes() -> None:
     ]
     assert {store.stream for store in installed().stores.values()} - {*STREAMS} == {
         LEASES,
+        "KV_moorage-unusable-nodes",
         "MOORAGE_RECORDS",
         "MOORAGE_REJECTED",
     }

@@ -65,7 +65,7 @@ class Settling:
         self._suspects: dict[str, None] = {}
         self._active: set[str] = set()
         self._forced: set[str] = set()  # clusters to look at although the capacity shows nothing
-        self._lost = LostNodes(decider.fleet, decider.capacity, self._force)
+        self._lost = LostNodes(bus, decider.fleet, decider.capacity, self._force)
         self._devices = DeviceWatch(decider.fleet, lambda: decider.ledger, self._force)
         self._left: dict[
             str, tuple[frozenset[str], int]
@@ -80,9 +80,11 @@ class Settling:
         fleet.on_change.append(self._fleet_changed)
         follower.on_fold.append(self._folded)
         follower.on_reload.append(self._reloaded)
-        self._suspect(self._decider.ledger.by_cluster)
         try:
             async with asyncio.TaskGroup() as tasks:
+                await self._load_times()
+                tasks.create_task(self._lost.run())
+                self._suspect(self._decider.ledger.by_cluster)
                 while True:
                     await self._wake.wait()
                     self._wake.clear()
@@ -94,6 +96,13 @@ class Settling:
             follower.on_fold.remove(self._folded)
             follower.on_reload.remove(self._reloaded)
             self._devices.close()
+
+    async def _load_times(self) -> None:
+        """Reads since when nodes are unusable. Without an answer they count from now on, as nothing may wait for that."""
+        try:
+            await self._lost.load()
+        except (NoAnswer, BusError) as error:
+            log.warning("since when nodes are unusable is not known", error=str(error))
 
     def _ready(self) -> list[str]:
         """Takes suspected clusters that are unsettled, as many as may be settled now."""

@@ -1,4 +1,4 @@
-from moorage.mesh import Backup, ObjectStore, Stream, Subject, WorkerSpec, stores, subjects
+from moorage.mesh import Backup, Bucket, ObjectStore, Stream, Subject, WorkerSpec, stores, subjects
 
 SPEC = WorkerSpec(
     name="merger",
@@ -28,6 +28,8 @@ SPEC = WorkerSpec(
     ),
     subscribes=(subjects.LEDGER_COMMIT, subjects.CHANGED),
     owns=(
+        # A restored mesh counts anew.
+        Bucket(stores.UNUSABLE_NODES, rebuildable=True, backup=Backup.NEVER),
         ObjectStore(stores.SNAPSHOTS, backup=Backup.DECISIONS),
         Stream(stores.LEDGER, subjects.LEDGER_COMMIT, backup=Backup.DECISIONS),
         # Nothing depends on records, and a backup from before has none: they are not copied.

@@ -18,6 +18,7 @@ DESIRED = "moorage-desired"
 STATUS = "moorage-status"
 TOKENS = "moorage-tokens"
 PROVIDERS = "moorage-providers"
+UNUSABLE_NODES = "moorage-unusable-nodes"
 #: Keys in there of what clients of the Placement interface added to nodes and parts of clusters.
 ADDED_PREFIX = "added."
 
