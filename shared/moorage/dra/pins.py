@@ -16,6 +16,7 @@ from moorage.podspec import (
     DEVICES_GATE,
     PIN_PREFIX,
     PINNED_DEVICES,
+    VACATED_DEVICES,
     has_gate,
     template,
     template_path,
@@ -30,6 +31,7 @@ Manifest = dict[str, Any]
 #: Attributes that are likely to be a device's own, best first.
 _OWN_NAMES = ("uuid", "pciBusID", "pcieBusID", "pciAddress", "serial", "serialNumber", "index", "minor")
 _read_ids = msgspec.json.Decoder(list[str]).decode
+_read_vacated = msgspec.json.Decoder(dict[str, list[str]]).decode
 
 
 class UnknownClass(Exception):
@@ -40,6 +42,17 @@ class _Attribute(NamedTuple):
     domain: str
     name: str
     value: str | int | bool
+
+
+def vacated_by(annotations: Mapping[str, str] | None) -> dict[str, frozenset[str]]:
+    """Returns the devices that failed and that pods are to leave, by claim, as a class that pins says. What somebody else wrote
+    there says nothing."""
+    text = (annotations or {}).get(VACATED_DEVICES, "")
+    try:
+        found = _read_vacated(text) if text else {}
+    except msgspec.MsgspecError:
+        return {}
+    return {claim: frozenset(devices) for claim, devices in found.items()}
 
 
 def is_pin(manifest: Mapping[str, Any]) -> bool:

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import msgspec
-
 from moorage.dra.objects import DeviceClaim, DeviceClass
+from moorage.dra.pins import vacated_by
 from moorage.kube.objects import Key
-from moorage.podspec import CLAIM, PIN_PREFIX, VACATED_DEVICES
+from moorage.podspec import CLAIM, PIN_PREFIX
 
 from .kube_types import Pod
-
-_read = msgspec.json.Decoder(dict[str, list[str]]).decode
 
 
 class PodOnDevice(NamedTuple):
@@ -68,13 +65,9 @@ class VacatedDevices:
 
     def put_class(self, name: str, found: DeviceClass) -> None:
         self.drop_class(name)
-        text = (found.metadata.annotations or {}).get(VACATED_DEVICES, "") if name.startswith(PIN_PREFIX) else ""
-        try:
-            by_claim = _read(text) if text else {}
-        except msgspec.MsgspecError:
-            return  # somebody else wrote it; the agent applies its own again
+        by_claim = vacated_by(found.metadata.annotations) if name.startswith(PIN_PREFIX) else {}
         if by_claim:
-            self._vacated[name] = {claim: frozenset(devices) for claim, devices in by_claim.items()}
+            self._vacated[name] = by_claim
 
     def drop_class(self, name: str) -> None:
         self._vacated.pop(name, None)

@@ -239,6 +239,7 @@ class SimulatedCluster:
             self._take_over(key, app)
         for name, manifest in zip(names, app.objects, strict=True):
             self._apply_object((key, name), manifest)
+        self._evict(now)
         self.reconcile(now)
 
     def _take_over(self, key: AppKey, app: DesiredApp) -> None:
@@ -395,11 +396,13 @@ class SimulatedCluster:
         )
 
     def _evict(self, now: float) -> None:
-        """Deletes pods with devices that have taints that they do not tolerate, or not any longer."""
+        """Deletes pods with devices that have taints that they do not tolerate, or not any longer, and those of slots that left
+        devices that failed."""
         if self.devices is None:
             return
         running = {uid: pod.node.name for uid, pod in self.pods.items() if pod.node is not None}
-        found = dict(self.devices.evictions(running))
+        found: dict[str, float] = dict(self.devices.evictions(running))
+        found.update(dict.fromkeys(self.devices.vacating({uid: self.pods[uid].need.claim for uid in running}), 0.0))
         self.leaving = {uid: when for uid, when in self.leaving.items() if uid in found}
         for uid, after in found.items():
             if uid not in self.leaving:

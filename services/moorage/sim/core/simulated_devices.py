@@ -11,7 +11,7 @@ import msgspec
 from moorage.dra import objects as dra
 from moorage.dra.allocated import DeviceClaims
 from moorage.dra.classes import DeviceClasses
-from moorage.dra.pins import UnknownClass, completed, is_pin
+from moorage.dra.pins import UnknownClass, completed, is_pin, vacated_by
 from moorage.dra.slices import DevicePool, Devices, NodeDevices
 from moorage.kube.objects import Key, Object, ObjectMetadata
 from moorage.model.part_reports import DeviceClassReport, DeviceTaint
@@ -335,6 +335,18 @@ class SimulatedDevices:
             ]
             if after:
                 yield Eviction(uid, min(after))
+
+    def vacating(self, claims: Mapping[str, str]) -> Iterator[str]:
+        """Yields the pods that an agent ends, because the slots of their claims left devices that failed. `claims`: by pod."""
+        left: dict[str, set[str]] = {}
+        for pin in self._pins.values():
+            for claim, devices in vacated_by(pin["metadata"].get("annotations")).items():
+                left.setdefault(claim, set()).update(devices)
+        for uid, keys in self._of_pod.items() if left else ():
+            results = [r for key in keys.values() if key in self._claims for r in self._claims[key].results or ()]
+            names = {f"{result.driver}/{result.pool}/{result.device}" for result in results}
+            if not names.isdisjoint(left.get(claims.get(uid, ""), ())):
+                yield uid
 
     def _leaves_after(self, claim: _Claim, node: str) -> Iterator[float]:
         devices = {(d.driver, d.pool, d.name): d for d in self.on_node(node).devices}
