@@ -4,56 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from moorage_testkit.device_fleets import DRIVER, Json, application, change, fleet, places, run, runs_on, until, why
 from moorage_testkit.mesh import Mesh
-
-Json = dict[str, Any]
-DRIVER, API = "gpu.example.com", {"apiVersion": "resource.k8s.io/v1"}
-GPU: Json = {**API, "kind": "DeviceClass", "metadata": {"name": "gpu"}, "spec": {"selectors": []}}
-#: Devices of each node, and those that fail: name → effect of a taint, or "gone".
-NODES = {"a": ("n", "m"), "b": ("o",)}
-
-
-def slice_of(node: str, count: int, failing: dict[str, str]) -> Json:
-    devices = []
-    for i in range(count):
-        name = f"g{i}"
-        effect = failing.get(f"{node}/{name}", "")
-        device: Json = {"name": name, "attributes": {"uuid": {"string": f"{node}-{name}"}}}
-        if effect not in ("", "gone"):
-            device["taints"] = [{"key": "broken", "effect": effect}]
-        if effect != "gone":
-            devices.append(device)
-    pool = {"name": node, "generation": 1, "resourceSliceCount": 1}
-    spec = {"driver": DRIVER, "nodeName": node, "pool": pool, "devices": devices}
-    return {**API, "kind": "ResourceSlice", "metadata": {"name": f"gpus-{node}"}, "spec": spec}
-
-
-def fleet(failing: dict[str, str] | None = None, count: int = 2) -> str:
-    clusters = [
-        {
-            "name": name,
-            "provider": "lab",
-            "nodes": [{"name": node, "allocatable": {"cpu": "8", "memory": "32Gi"}} for node in nodes],
-            "objects": [GPU, *(slice_of(node, count, failing or {}) for node in nodes)],
-        }
-        for name, nodes in NODES.items()
-    ]
-    return json.dumps({"clusters": clusters})
-
-
-def application(name: str, pods: int) -> str:
-    template = {"metadata": {"labels": {"app": name}}, "spec": {"containers": [{"name": "c", "image": "i"}]}}
-    spec = {"replicas": pods, "selector": {"matchLabels": {"app": name}}, "template": template}
-    deployment = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name}, "spec": spec}
-    consumer = {"object": {"kind": "Deployment", "name": name}, "container": "c", "needs": [{"class": "gpu"}]}
-    app = {"name": name, "manifests": [deployment], "consumers": [consumer]}
-    return json.dumps({"kind": "Application", "metadata": {"name": name}, "spec": {"apps": [app]}})
 
 
 @pytest.fixture(scope="module")
@@ -70,50 +27,6 @@ def clean(mesh: Mesh) -> Iterator[None]:
     for item in mesh.http("/v1/applications")["items"]:
         mesh.run("delete", "application", item["metadata"]["name"])
     change(mesh, fleet())
-
-
-def run(mesh: Mesh, *command: str, data: str = "") -> str:
-    done = mesh.run(*command, data=data.encode())
-    assert done.returncode == 0, done.stderr.decode()
-    return done.stdout.decode()
-
-
-def change(mesh: Mesh, document: str) -> None:
-    run(mesh, "fleet", "apply", "-", "--yes", data=document)
-
-
-def why(mesh: Mesh, name: str) -> Json:
-    found: Json = mesh.http(f"/v1/groups/default/{name}/v1/default/why")
-    return found
-
-
-def until(condition: Callable[[], Any], what: str, within: float = 90) -> None:
-    end = time.monotonic() + within
-    while not condition():
-        assert time.monotonic() < end, f"not within {within:g} s: {what}"
-        time.sleep(0.05)
-
-
-def places(mesh: Mesh, name: str) -> dict[str, list[str]]:
-    """Returns the devices that an app's slots have, by cluster."""
-    found: dict[str, list[str]] = {}
-    for claim in why(mesh, name).get("apps", {}).get(name, {}).get("claims", ()):
-        parts = [part.partition("/")[2] for slot in claim["slots"] for part in slot.get("parts", ())]
-        found.setdefault(claim["cluster"], []).extend(parts)
-    return {cluster: sorted(parts) for cluster, parts in found.items()}
-
-
-def used(mesh: Mesh) -> list[str]:
-    """Returns the devices that pods have."""
-    items = [item for item in mesh.http("/v1/parts?limit=500")["items"] if item["id"].startswith(DRIVER)]
-    return sorted(i["id"].partition("/")[2] for i in items if (i.get("used") or {}).get("GPU_EXAMPLE_COM", "0") != "0")
-
-
-def runs_on(mesh: Mesh, name: str, cluster: str, *devices: str) -> None:
-    wanted = {cluster: sorted(devices)}
-    until(lambda: places(mesh, name) == wanted, f"{name} is placed on {wanted}")
-    until(lambda: used(mesh) == sorted(devices), f"{name} has {devices}")
-    until(lambda: why(mesh, name)["phase"] == "Running", f"{name} runs")
 
 
 def reason(mesh: Mesh, name: str, code: str) -> Json:
