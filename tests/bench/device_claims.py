@@ -6,7 +6,7 @@ import gc
 import time
 from typing import Any
 
-from tests.unit.test_device_claims import NOTHING_ASKED, OF_SEVERAL_NODES, asked, node_report, state_of, vectors
+from tests.unit.test_device_claims import NOTHING_ASKED, asked, node_report, state_of, vectors
 
 from moorage.fit.inside import Asked, NodeState
 from moorage.model.shapes import Shape
@@ -23,7 +23,7 @@ async def device_claims() -> list[Figure]:
         return [Figure(name="claims to devices: MOORAGE_VECTORS does not name the vectors", n=0, p50=0, p99=0)]
     samples: list[float] = []
     for case in cases:
-        if case["name"] in NOTHING_ASKED | OF_SEVERAL_NODES:
+        if case["name"] in NOTHING_ASKED:
             continue
         state, shape = state_of(node_report(case)), asked([claim["spec"] for claim in case["claims"]])
         _took(state, shape)  # expressions are compiled once

@@ -171,9 +171,16 @@ def test_counters_of_several_nodes_make_their_devices_shared() -> None:
     per_node.append({"name": "crossing", "nodeName": "a", "consumesCounters": slices_of("y")[1]["consumesCounters"]})
     put_slice(told.view, "counters", count=2, allNodes=True, sharedCounters=counters("x", "y"))
     put_slice(told.view, "devices", *per_node, count=2, perDeviceNodeSelection=True)
-    assert told.names() == {"a": ["x", "x-half", "crossing"], "b": ["y", "y-half", "far"]}
-    assert [d.shared for d in told.rows["a"].devices] == [False, False, True]
-    assert all(d.shared for d in told.rows["b"].devices) and not told.rows["b"].counters
+    # Each node is told of what takes of its counters elsewhere.
+    assert told.names() == {
+        "a": ["x", "x-half", "crossing", "y", "y-half", "far"],
+        "b": ["y", "y-half", "far", "crossing"],
+    }
+    assert [(d.shared, d.elsewhere) for d in told.rows["a"].devices] == [(False, False)] * 2 + [(True, False)] + [
+        (True, True)
+    ] * 3
+    assert [(d.shared, d.elsewhere) for d in told.rows["b"].devices] == [(True, False)] * 3 + [(True, True)]
+    assert [[c.name for c in told.rows[node].counters] for node in "ab"] == [["x", "y"], ["y"]]
 
 
 def test_why_a_pool_does_not_count_is_told() -> None:

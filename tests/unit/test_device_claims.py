@@ -33,15 +33,6 @@ REFUSED = {
 }
 #: Cases in which nothing is asked for.
 NOTHING_ASKED = {"empty", "no-claims-to-allocate"}
-#: Where devices of counters are reached by several nodes, of which the vectors have one.
-OF_SEVERAL_NODES = {
-    "partitionable-devices-devices-on-different-nodes-consume-same-counter-set",
-    "partitionable-devices-per-device-node-selection-node-selector",
-    "partitionable-devices-per-device-node-selection-node-selector-multiple-devices",
-    "partitionable-devices-per-device-node-selection-nodename",
-    "random-5-62",
-    "random-5-103",
-}
 Json = dict[str, Any]
 
 
@@ -109,8 +100,6 @@ def asked(specs: Sequence[Json]) -> Shape:
 
 
 def state_of(report: NodeReport) -> NodeState:
-    # The node is the only one of its cluster, so nobody else reaches its devices.
-    report.devices = [msgspec.structs.replace(device, shared=False) for device in report.devices]
     row, _ = normalize_node(report)
     layout = layout_of(row.inside)
     inventories = [layout.parts[entry.part].inventories[entry.resource] for entry in layout.entries]
@@ -137,7 +126,7 @@ def test_all_claims_get_the_devices_that_kubernetes_chooses() -> None:
     differing, took = [], []
     for case in _cases():
         name, expected = case["name"], case["expect"]
-        if name in NOTHING_ASKED | OF_SEVERAL_NODES:
+        if name in NOTHING_ASKED:
             continue
         if name in REFUSED:
             assert expected["outcome"] != "allocated"

@@ -22,7 +22,7 @@ from moorage.model.part_requests import AttributeRelation, DeviceAsk, PartGroup,
 from moorage.model.problems import Refused
 from moorage.model.shapes import PODS, NeedRef, OptionalNeed, Shape
 from moorage.model.v2_resources import KINDS
-from moorage.parts.device_parts import own_devices
+from moorage.parts.device_parts import named_devices
 from moorage.parts.inside import Inside, encode, layout_of
 
 NEED = "spec.apps[0].consumers[0].needs[0]"
@@ -217,7 +217,7 @@ def _devices(count: int, **fields: Any) -> list[DeviceReport]:
 
 def _assigned(devices: list[DeviceReport], shape: Shape, pods: int = 1, granted: Sequence[int] = ()) -> Any:
     """Returns the devices of each pod by need, or None."""
-    layout = layout_of(encode(Inside(devices=own_devices("n", devices))))
+    layout = layout_of(encode(Inside(devices=named_devices("n", devices))))
     free = tuple(layout.parts[entry.part].inventories[entry.resource].capacity for entry in layout.entries)
     found = NodeState(layout, free).assign([(Asked(shape, granted), pods)])
     return None if found is None else [sorted((g.need, g.part[-2:]) for g in one.grants) for one in found[0]]
@@ -335,7 +335,9 @@ def test_equal_devices_are_one_part() -> None:
 def test_the_algorithm_chooses_among_devices_of_a_node(algorithm: str, device: str) -> None:
     need = {"name": "gpu", "class": "b", "count": "300m", **({"algorithm": algorithm} if algorithm else {})}
     shape = _bound(_shape(_consumer(need)))
-    layout = layout_of(encode(Inside(devices=own_devices("n", _devices(4, divisible=True, capacity={"memory": "10"})))))
+    layout = layout_of(
+        encode(Inside(devices=named_devices("n", _devices(4, divisible=True, capacity={"memory": "10"}))))
+    )
     free = tuple(4 if layout.parts[entry.part].path.endswith("g3") else 10 for entry in layout.entries)
     found = NodeState(layout, free).assign([(Asked(shape), 1)])
     assert found is not None and [grant.part[-2:] for grant in found[0][0].grants] == [device]

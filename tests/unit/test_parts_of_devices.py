@@ -89,6 +89,7 @@ def test_devices_are_parts_with_the_ids_and_properties_of_their_driver() -> None
         "n/any": "any",
         ids[0]: DRIVER,
         ids[1]: DRIVER,
+        f"{DRIVER}/n/nic": DRIVER,
     }
     rows = [row for ident in ids if (row := fleet.part_row(0, ident)) is not None]
     assert fleet.part_id(int(fleet.parts.parent[rows[0]])) == "n/numa-1", "an attribute tells the zone"
@@ -106,7 +107,8 @@ def test_devices_are_parts_with_the_ids_and_properties_of_their_driver() -> None
         "memory": Typed(quantity="80Gi"),
         f"{DRIVER}/memory": Typed(quantity="80Gi"),
     }
-    assert fleet.parts.classes[CLASS].with_room(1).tolist() == rows
+    (shared,) = fleet.parts.shared_in(0)[f"{DRIVER}/n/nic"].tolist()
+    assert fleet.parts.classes[CLASS].with_room(1).tolist() == [*rows, shared]
 
 
 def test_equal_nodes_have_one_layout_though_ids_differ() -> None:

@@ -214,6 +214,7 @@ KINDS: tuple[ResourceType, ...] = (
             Column("USED", part_usage),
             Column("HEALTH", field("health"), wide=True),
             Column("HOLDERS", lambda r: ",".join(h.get("claim") or h["consumer"] for h in r["holders"]), wide=True),
+            Column("NODES", lambda r: ",".join(r.get("nodes", ())) or r["node"], wide=True),
             Column("TRAITS", lambda r: ",".join(r["traits"]), wide=True),
             Column("AGGREGATES", lambda r: ",".join(r["aggregates"]), wide=True),
         ),

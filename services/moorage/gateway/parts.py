@@ -56,7 +56,7 @@ async def list_parts(request: web.Request) -> web.StreamResponse:
     for cid in cids:
         for node in _nodes(fleet, cid, request.query.get("node", "")):
             for i, part in enumerate(node.layout.parts[1:], 1):
-                if selected is not None and node.first + i not in selected:
+                if part.is_elsewhere or (selected is not None and node.first + i not in selected):
                     continue
                 places[f"{fleet.names[cid]}/{part_id(node.name, part.path)}"] = node, i
     page, token = page_of(request, sorted(places))
@@ -110,7 +110,7 @@ async def get_part(request: web.Request) -> web.StreamResponse:
         named, all_nodes = _nodes(fleet, cid, ident.partition("/")[0]), _nodes(fleet, cid, "")
         for node in itertools.chain(named, all_nodes):  # ids of devices do not begin with their node
             at = node.layout.at.get(path_of(node.name, ident, node.layout), 0)
-            if at:
+            if at and not node.layout.parts[at].is_elsewhere:
                 classes = ClassesOfParts(gateway_of(request).view.catalog)
                 return json_response(_item(fleet, node, at, _holders(request, cluster), classes))
     raise Refused(not_found(f"part {ident} of cluster {cluster}"))
@@ -134,8 +134,9 @@ def _item(
     return PartItem(
         id=ident,
         cluster=cluster,
-        node=node.name,
-        parent=part_id(node.name, node.layout.parts[part.parent].path),
+        node="" if part.shared else node.name,
+        nodes=[fleet.node_name(row) for row in fleet.parts.node[fleet.parts.reaching(node.cid, ident)].tolist()],
+        parent=part_id(node.name, node.layout.parts[part.parent].path) if part.parent >= 0 else "",
         kind=part.kind,
         traits=sorted(part.traits),
         aggregates=sorted(part.aggregates),

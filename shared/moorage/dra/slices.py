@@ -4,7 +4,7 @@ newest generation is complete. Of a pool that is not, or that makes no sense, no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -55,13 +55,15 @@ class NodeDevices(NamedTuple):
 
 
 class _Pool(NamedTuple):
-    """The slices of the newest generation of a pool, and why none of them counts (empty: they do). `crossing`: the sets of
-    counters of which devices of several nodes take."""
+    """The slices of the newest generation of a pool for some nodes, and why none of them counts (empty: they do). `others`: its
+    slices for other nodes. `crossing`: the sets of counters of which devices of several nodes take, each with those that have
+    a device in common with it."""
 
     slices: dict[str, SliceSpec]
     problem: str
     counters: list[CounterSetReport]
-    crossing: frozenset[str]
+    others: dict[str, SliceSpec]
+    crossing: dict[str, frozenset[str]]
     binding: bool  # devices of it have binding conditions
 
 
@@ -172,7 +174,11 @@ class Devices:
             for name in sorted(current.slices):
                 reached = _reached(current.slices[name], pool, node, current.crossing)
                 found.devices.extend(map(self._with_rules, reached) if self._rules else reached)
-            taken = {name for device in found.devices[before:] if not device.shared for name in device.consumes}
+            taken = {name for device in found.devices[before:] for name in device.consumes}
+            crossing = frozenset().union(*(current.crossing.get(name, ()) for name in taken))
+            if crossing:
+                found.devices.extend(_elsewhere(current, pool, node, crossing))
+                taken |= crossing
             found.counters.extend(counters for counters in current.counters if counters.name in taken)
         return found
 
@@ -214,7 +220,8 @@ def _current(pool: DevicePool, slices: dict[str, SliceSpec], own: set[str], gene
     else:
         problem = _problem(specs, same, counters)
     binding = any(body.binding_conditions for _, body in _bodies(specs))
-    return _Pool(current, problem, counters, _crossing(same), binding)
+    others = {name: slices[name] for name in sorted(slices.keys() - own) if slices[name].pool.generation == generation}
+    return _Pool(current, problem, counters, others, _crossing(same), binding)
 
 
 def _problem(specs: list[SliceSpec], same: list[SliceSpec], counters: list[CounterSetReport]) -> str:
@@ -242,12 +249,24 @@ def _bodies(specs: Iterable[SliceSpec]) -> Iterator[tuple[str | None, DeviceBody
             yield (device.body if spec.per_device_node_selection else spec).node_name, device.body
 
 
-def _crossing(specs: Iterable[SliceSpec]) -> frozenset[str]:
+def _crossing(specs: Iterable[SliceSpec]) -> dict[str, frozenset[str]]:
+    """Returns the sets of counters that are not of one node, each with those that one device, or a chain of devices, takes of."""
+    together: dict[str, set[str]] = {}
     nodes: dict[str, set[str | None]] = {}
     for node, body in _bodies(specs):
-        for use in body.consumes_counters or ():
-            nodes.setdefault(use.counter_set, set()).add(node)
-    return frozenset(name for name, of in nodes.items() if len(of) > 1 or None in of)
+        taken = {use.counter_set for use in body.consumes_counters or ()}
+        for name in taken:
+            nodes.setdefault(name, set()).add(node)
+            together.setdefault(name, {name})
+        joined = set[str]().union(*(together[name] for name in taken))
+        for name in joined:
+            together[name] = joined
+    found: dict[str, frozenset[str]] = {}
+    for name, joined in together.items():
+        of = set[str | None]().union(*(nodes[other] for other in joined))
+        if len(of) > 1 or None in of:
+            found[name] = frozenset(joined)
+    return found
 
 
 def _is_tainted(device: DeviceReport, selector: DeviceTaintSelector | None) -> bool:
@@ -265,7 +284,41 @@ def _slice_reaches(spec: SliceSpec, node: Object) -> bool:
     return any(_reaches(body.node_name, body.node_selector, body.all_nodes, node) for body in bodies)
 
 
-def _reached(spec: SliceSpec, pool: DevicePool, node: Object, crossing: frozenset[str]) -> Iterator[DeviceReport]:
+def _elsewhere(current: _Pool, pool: DevicePool, node: Object, counters: frozenset[str]) -> Iterator[DeviceReport]:
+    """Yields the devices that the node does not reach and that take of these counters: these have no more than they leave."""
+    for spec in (*current.slices.values(), *current.others.values()):
+        each = spec.per_device_node_selection
+        for device in spec.devices or ():
+            found = device.body if each else spec
+            consumes = _consumed(device.body)
+            if consumes.keys().isdisjoint(counters) or _reaches(
+                found.node_name, found.node_selector, found.all_nodes, node
+            ):
+                continue
+            divisible = bool(device.body.allow_multiple_allocations)
+            yield DeviceReport(
+                id=f"{pool.driver}/{pool.name}/{device.name}",
+                driver=pool.driver,
+                pool=pool.name,
+                name=device.name,
+                capacity={k: _capacity(v) for k, v in (device.body.capacity or {}).items()} if divisible else {},
+                shared=True,
+                elsewhere=True,
+                divisible=divisible,
+                consumes=consumes,
+            )
+
+
+def _consumed(body: DeviceBody) -> dict[str, dict[str, str]]:
+    return {
+        use.counter_set: {name: _capacity(amount) for name, amount in (use.counters or {}).items()}
+        for use in body.consumes_counters or ()
+    }
+
+
+def _reached(
+    spec: SliceSpec, pool: DevicePool, node: Object, crossing: Mapping[str, frozenset[str]]
+) -> Iterator[DeviceReport]:
     each = spec.per_device_node_selection
     if not each and not _reaches(spec.node_name, spec.node_selector, spec.all_nodes, node):
         return
@@ -273,7 +326,7 @@ def _reached(spec: SliceSpec, pool: DevicePool, node: Object, crossing: frozense
         body = device.body
         if each and not _reaches(body.node_name, body.node_selector, body.all_nodes, node):
             continue
-        consumes = {use.counter_set: use.counters or {} for use in body.consumes_counters or ()}
+        consumes = _consumed(body)
         yield DeviceReport(
             id=f"{pool.driver}/{pool.name}/{device.name}",
             driver=pool.driver,
@@ -282,11 +335,11 @@ def _reached(spec: SliceSpec, pool: DevicePool, node: Object, crossing: frozense
             attributes={k: _attribute(v) for k, v in (body.attributes or {}).items()},
             capacity={k: _capacity(v) for k, v in (body.capacity or {}).items()},
             taints=msgspec.convert(body.taints or [], list[DeviceTaint]),
-            shared=not (body if each else spec).node_name or not crossing.isdisjoint(consumes),
+            shared=not (body if each else spec).node_name or not crossing.keys().isdisjoint(consumes),
             divisible=bool(body.allow_multiple_allocations),
             policies={k: p for k, v in (body.capacity or {}).items() if (p := _policy(v)) is not None},
             binding_conditions=body.binding_conditions or [],
-            consumes={name: {k: _capacity(v) for k, v in counters.items()} for name, counters in consumes.items()},
+            consumes=consumes,
         )
 
 

@@ -26,7 +26,7 @@ from moorage.podspec import is_host_port, port_text
 from .budget import BudgetExceeded
 from .cluster_fit import add_optional, unsupported_reason
 from .combinations import Need, combinations, needs_by_weight
-from .inner_rows import InnerGroups, InnerNodes
+from .inner_nodes import InnerGroups, InnerNodes
 from .inside import asks_parts
 from .node_filter import eligible, other_host, selected_by_terms, with_label
 from .packing import Packed, PackingProblem, PackingSolutions, ProblemKey, capacity, pack
@@ -165,7 +165,7 @@ class _ClusterNodes:
         assert self.inner is not None
         needs = np.array([self.need(number, ()) for number in range(len(self.shapes))], np.int64)
         inside = hash_of(
-            [(self.inner.state(at).layout.source, self.inner.state(at).free) for at in range(len(self.where))]
+            [(self.inner.node_state(at).layout.source, self.inner.node_state(at).free) for at in range(len(self.where))]
         )
         asks = hash_of([shape.key for shape in self.shapes])
         where = feasible.tobytes() + inside + asks
@@ -181,10 +181,7 @@ class _ClusterNodes:
             return False
         nothing: list[list[int]] = [[] for _ in self.shapes]
         try:
-            return all(
-                self.inner.holds(at, packed[:, at].tolist(), nothing)
-                for at in np.flatnonzero(packed.any(axis=0)).tolist()
-            )
+            return self.inner.holds_all(packed, nothing)
         except BudgetExceeded:
             return False
 
@@ -194,6 +191,8 @@ class _ClusterNodes:
         for at in np.flatnonzero(packed.any(axis=0)).tolist():
             if not self.inner.holds(at, packed[:, at].tolist(), granted):
                 return next(n for n, shape in enumerate(self.shapes) if packed[n, at] and asks_parts(shape, self.rows))
+        if not self.inner.holds_all(packed, granted):
+            return next(n for n, shape in enumerate(self.shapes) if packed[n].any() and asks_parts(shape, self.rows))
         return None
 
     def _first_with_rules(self) -> int:
@@ -255,10 +254,30 @@ class _ClusterNodes:
             except BudgetExceeded:
                 return Unassigned("SearchBound", number)
         count = int(np.count_nonzero(self.feasible[number])) if shape.per_node else shape.count
+        if held >= count and self.inner.in_common and not shape.per_node:
+            held = self._held_together(number, count)
         if held >= count or int(pods.sum()) < count:
             return None
         message = f"parts of the nodes serve {held} of the {count} pods"
         return Unassigned("PartShort", number, "", count, held, message)
+
+    def _held_together(self, number: int, count: int) -> int:
+        """Returns how many pods of the shape alone, at most `count`, nodes hold that reach the same parts."""
+        alone = copy.copy(self)
+        alone.rules, alone.exclusive, low, high = None, [], 0, count
+        alone.free = self.free[:, : len(self.resources)]
+        while low < high:
+            middle = high if high - low == count else (low + high + 1) // 2
+            alone.shapes = [
+                msgspec.structs.replace(shape, count=middle if at == number else 0, per_node=False)
+                for at, shape in enumerate(self.shapes)
+            ]
+            try:
+                packed = alone.pack([()] * len(self.shapes), MAX_STEPS)
+            except BudgetExceeded:
+                packed = 0
+            low, high = (low, middle - 1) if isinstance(packed, int) else (middle, high)
+        return low
 
     def may_hold(self, granted: Sequence[Sequence[int]]) -> bool:
         """Returns whether each shape fits alone with its optional needs, which is much faster to tell than whether all fit."""
@@ -291,22 +310,15 @@ class _ClusterNodes:
         """Turns packed pods into slots that name their nodes."""
         slots: list[list[Slot]] = [[] for _ in self.shapes]
         requests = [pod_requests(shape, options) for shape, options in zip(self.shapes, granted, strict=True)]
+        places = self.inner.assign_all(packed, granted) if self.inner is not None else {}
+        assert places is not None  # the packing asked the same
         numbers, nodes = packed.nonzero()
-        for number, row, count in zip(
-            numbers.tolist(), self.where[nodes].tolist(), packed[numbers, nodes].tolist(), strict=True
-        ):
+        for number, at, count in zip(numbers.tolist(), nodes.tolist(), packed[numbers, nodes].tolist(), strict=True):
+            row = int(self.where[at])
             name, host = self.rows.node_name(row), other_host(self.rows, row)
             slot = Slot(node=name, host=host, count=count, resources=dict(requests[number]))
-            slots[number] += [slot] if self.inner is None else self._runs(slot, number, row, packed, granted)
+            slots[number] += with_parts(slot, places[at][number]) if places else [slot]
         return Assigned(slots, [sorted(g) for g in granted])
-
-    def _runs(self, slot: Slot, number: int, row: int, packed: Packed, granted: Sequence[Sequence[int]]) -> list[Slot]:
-        """Splits a slot by the parts of its pods."""
-        assert self.inner is not None
-        at = int(np.flatnonzero(self.where == row)[0])
-        found = self.inner.assign(at, packed[:, at].tolist(), granted)
-        assert found is not None  # the packing asked the same
-        return with_parts(slot, found[number])
 
 
 def _needs_devices(shape: Shape) -> bool:

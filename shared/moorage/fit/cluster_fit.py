@@ -14,9 +14,12 @@ from numpy.typing import NDArray
 
 from moorage.model.shapes import OptionalNeed, Shape
 
+from .budget import BudgetExceeded
+from .inner_nodes import InnerGroups, InnerNodes
 from .inner_rows import InnerCounts
-from .inside import Asked, asks_parts
+from .inside import STEPS, Asked, asks_parts
 from .node_filter import admitted, eligible, with_capacity, with_label
+from .packing import PackingProblem, pack
 from .protocols import Ids, Mask, Rows, Where
 from .rule_limits import own_rules, within_rules
 
@@ -129,6 +132,8 @@ def _counted_fit(rows: Rows, shape: Shape, where: Where) -> Fit:
             pods = pods_inside(rows, shape, branch.granted, ids, pods)
         holding = pods > 0  # holes have no cluster
         fits: Mask = np.bincount(rows.cluster[ids[holding]], pods[holding], minlength=rows.size) >= shape.count
+        if inside and shape.count > 1:
+            _settle_common_parts(rows, shape, branch, ids, pods, fits)
         if own_rules(shape):
             fits &= within_rules(rows, shape, ids, pods, shape.count)
         return fits
@@ -136,6 +141,35 @@ def _counted_fit(rows: Rows, shape: Shape, where: Where) -> Fit:
     nowhere = np.zeros(rows.size, np.bool_)
     fits = holds(_Branch(shape.resources, mask, nowhere))
     return _optional_fit(rows, shape, where, mask, fits, holds)
+
+
+def _settle_common_parts(
+    rows: Rows, shape: Shape, branch: _Branch, ids: Ids, pods: NDArray[np.int64], fits: Mask
+) -> None:
+    """Takes out of `fits` the clusters whose nodes hold the pods each for itself but not together, because they reach the same
+    parts."""
+    sharing = rows.parts.sharing_clusters if rows.parts.n else ()
+    if not len(sharing):
+        return
+    order = np.argsort(rows.cluster[ids], kind="stable")
+    of_order = rows.cluster[ids[order]]
+    for cluster in (cluster for cluster in sharing if fits[cluster]):
+        at = order[slice(*np.searchsorted(of_order, (cluster, cluster + 1)))]
+        at = at[pods[at] > 0]
+        nodes = InnerNodes(rows, ids[at], [shape])
+        if not nodes.in_common:
+            continue
+        problem = PackingProblem(
+            free=pods[at, None],
+            needs=np.ones((1, 1), np.int64),
+            counts=[shape.count],
+            feasible=np.ones((1, len(at)), np.bool_),
+            inner=InnerGroups(nodes, [0], np.zeros((1, len(at)), np.int64), [branch.granted]),
+        )
+        try:
+            fits[cluster] = not isinstance(pack(problem, STEPS), int)
+        except BudgetExceeded:
+            continue  # the exact assignment says so
 
 
 class _Branch(NamedTuple):

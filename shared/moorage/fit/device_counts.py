@@ -48,6 +48,7 @@ def count_devices(rows: Rows, ask: DeviceAsk, about: Mask) -> DeviceCounts:
     most = np.zeros(rows.size, np.int64)
     wanted = ask.share or 1000
     known = False
+    seen: set[tuple[int, str]] = set()  # clusters with the devices that several nodes reach, which count once
     if not len(ids):
         return DeviceCounts(there, selected, healthy, untainted, free, most, incomplete, invalid, known)
     asked = Asked(Shape(key="", object="", groups=[PartGroup(devices=(ask,))]))
@@ -55,13 +56,16 @@ def count_devices(rows: Rows, ask: DeviceAsk, about: Mask) -> DeviceCounts:
         table = StaticInside.of(layout).table
         known = known or (ask.device_class or ask.resource_class) in table.classes
         verdicts = selected_devices(table, ask)
-        clusters = rows.cluster[ids[at]]
+        clusters = rows.cluster[ids[at]].astype(np.int64)
         on_node = np.zeros(len(at), np.int64)
+        counting = np.zeros(len(at), np.int64)
         for part in layout.parts:
             if part.device < 0:
                 continue
             report, entries = table.devices[part.device], entries_of(layout, part)
             number = 1 if report.divisible else report.quantity
+            first = _first_of(clusters, part.path, seen) if part.shared else None
+            counted = clusters if first is None else clusters[first]
             steps = [
                 True,
                 bool(verdicts(part.device, part.properties)),
@@ -71,14 +75,15 @@ def count_devices(rows: Rows, ask: DeviceAsk, about: Mask) -> DeviceCounts:
             for meets, column in zip(steps, (there, selected, healthy, untainted), strict=True):
                 if not meets:
                     break
-                np.add.at(column, clusters, number)
+                np.add.at(column, counted, number)
             else:
                 if not entries:
                     continue
                 whole = amounts[:, entries[0][0]] // entries[0][1]
                 of_part = (free_of(entries, 0, amounts) >= wanted) if report.divisible else np.clip(whole, 0, number)
                 on_node += of_part
-        np.add.at(free, clusters, on_node)
+                counting += of_part if first is None else of_part * first
+        np.add.at(free, clusters, counting)
         np.maximum.at(most, clusters, on_node)
         if layout.inside.incomplete_pools:
             np.add.at(invalid if layout.inside.invalid_pools else incomplete, clusters, 1)
@@ -95,3 +100,13 @@ def lacking_devices(rows: Rows, shape: Shape, about: Mask) -> Mask:
                 without = without & count_devices(rows, ask, without).lacks(ask)
             lacking |= without
     return lacking
+
+
+def _first_of(clusters: Counts, path: str, seen: set[tuple[int, str]]) -> Mask:
+    """Returns the first node of each cluster that is not among those seen with a part, which is added to them."""
+    found = np.zeros(len(clusters), np.bool_)
+    for cluster, at in zip(*np.unique(clusters, return_index=True), strict=True):
+        key = int(cluster), path
+        found[at] = key not in seen
+        seen.add(key)
+    return found

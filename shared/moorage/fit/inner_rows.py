@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -11,17 +11,16 @@ from numpy.typing import NDArray
 from moorage.collections import LruDict, unique_rows
 from moorage.model.part_names import is_class
 from moorage.model.shapes import Shape
-from moorage.model.slots import PodPlace, part_and_class
-from moorage.parts.inside import InnerPart, Layout, layout_of, path_of
+from moorage.parts.inside import InnerPart, Layout, layout_of
 
 from .budget import BudgetExceeded
 from .class_scope import depends_on_cluster, within_cluster
-from .inside import Asked, NodeState, OpenPods, StaticInside, asks_parts, consumed_entries, place_on
+from .inside import Asked, NodeState, OpenPods, StaticInside
 from .protocols import Ids, Mask, Rows
 
 #: The parts of up to this many clusters are read cluster by cluster; of more, all are.
 _MAX_CLUSTERS = 64
-_EMPTY = layout_of(b"")
+EMPTY = layout_of(b"")
 
 
 class LayoutNodes(NamedTuple):
@@ -41,7 +40,7 @@ def nodes_by_layout(
     """Yields the nodes of each layout among these rows. `classes_of`: the classes that are read, None for all; 0 is free of
     others. Layouts that differ only in identities of devices are one, but for those that `asked` depends on."""
     if rows.layout is None:
-        yield LayoutNodes(_EMPTY, np.arange(len(ids)), np.zeros((len(ids), 0), np.int64))
+        yield LayoutNodes(EMPTY, np.arange(len(ids)), np.zeros((len(ids), 0), np.int64))
         return
     numbers = rows.layout[ids]
     clusters = _clusters_of(rows, ids)
@@ -60,7 +59,7 @@ def _by_layout(
     common = layouts.common[numbers]
     for number in np.unique(common).tolist():
         at = np.flatnonzero(common == number)
-        layout = layouts.found[number] if number else _EMPTY
+        layout = layouts.found[number] if number else EMPTY
         reading = [one for one in asked if one.reads_identities(layout)]
         if reading:
             own, of = np.unique(numbers[at], return_inverse=True)
@@ -85,7 +84,7 @@ def _first_parts(rows: Rows, ids: Ids, clusters: list[int] | None) -> NDArray[np
     """Returns the row of each node among the parts; 0 for a node without parts."""
     parts = rows.parts
     slices = [slice(0, parts.n)] if clusters is None else [parts.rows_of(cluster) for cluster in clusters]
-    own = [here.start + np.flatnonzero(parts.parent[here] < 0) for here in slices]
+    own = [here.start + np.flatnonzero(parts.root[here] == np.arange(here.start, here.stop)) for here in slices]
     roots = np.concatenate(own) if own else np.empty(0, np.int64)
     nodes = parts.node[roots]
     there = nodes >= 0
@@ -189,7 +188,7 @@ class InnerCounts:
                 shape = within_cluster(asked.shape, rows.names[cluster])
                 found[at] = self.pods(rows, Asked(shape, asked.granted), ids[at], limit)
             return found
-        allowed = _in_trees(rows, asked.shape, ids)
+        allowed = in_trees(rows, asked.shape, ids)
         there = ids if allowed is None else ids[allowed]
         by_layout = nodes_by_layout(rows, there, lambda layout: asked.units(layout, limit), [asked])
         for layout, at, free in by_layout:
@@ -243,7 +242,7 @@ def _reduced(layout: Layout, free: NDArray[np.int64], asked: Asked, limit: int) 
     return reduced
 
 
-def _in_trees(rows: Rows, shape: Shape, ids: Ids) -> Mask | None:
+def in_trees(rows: Rows, shape: Shape, ids: Ids) -> Mask | None:
     """Returns the rows of the nodes that the shape's groups name; None: they name none."""
     named = [group.in_tree for group in shape.groups if group.in_tree and not group.optional]
     if not named:
@@ -256,136 +255,3 @@ def _in_trees(rows: Rows, shape: Shape, ids: Ids) -> Mask | None:
 def tree_node(part: str) -> str:
     """Returns the node of a part by its id."""
     return part.partition("/")[0]
-
-
-class InnerNodes:
-    """What the nodes of one cluster hold inside, for the pods of several shapes together. `taken`: by row, what is not free
-    any more, parts among it."""
-
-    def __init__(
-        self, rows: Rows, where: Ids, shapes: Sequence[Shape], taken: Mapping[int, Mapping[str, int]] | None = None
-    ) -> None:
-        if len(where) and any(map(depends_on_cluster, shapes)):
-            shapes = [within_cluster(shape, rows.names[int(rows.cluster[where[0]])]) for shape in shapes]
-        self.rows, self.where, self.shapes = rows, where, shapes
-        self._taken = taken or {}
-        self._inside: list[tuple[Layout, list[int]]] = [(_EMPTY, [])] * len(where)
-        asked = [Asked(shape) for shape in shapes if shape.groups]
-        for layout, at, free in nodes_by_layout(rows, where, asked=asked):
-            for position, amounts in zip(at.tolist(), free.tolist(), strict=True):
-                self._inside[position] = layout, amounts
-        self._states: dict[int, NodeState] = {}  # made when they are asked
-        self.allowed = [_in_trees(rows, shape, where) for shape in shapes]
-        self._asked: dict[tuple[int, tuple[int, ...]], Asked] = {}
-        self._known: dict[object, list[list[PodPlace]] | None] = {}
-
-    def state(self, at: int) -> NodeState:
-        """Returns the state of a node; the same object for nodes that hold the same."""
-        found = self._states.get(at)
-        if found is None:
-            (layout, amounts), row = self._inside[at], int(self.where[at])
-            taken = self._taken.get(row)
-            lost = _lost(layout, self.rows.node_name(row), taken) if taken else {}
-            free = tuple(a - lost.get(entry, 0) for entry, a in enumerate(amounts)) if lost else tuple(amounts)
-            found = self._states[at] = NodeState.of(layout, free, open_pods_on(self.rows, row))
-        return found
-
-    def _asks(self, number: int, granted: Iterable[int]) -> Asked:
-        key = number, tuple(granted)
-        found = self._asked.get(key)
-        if found is None:
-            found = self._asked[key] = Asked(self.shapes[number], key[1])
-        return found
-
-    def assign(self, at: int, counts: Sequence[int], granted: Sequence[Sequence[int]]) -> list[list[PodPlace]] | None:
-        """Returns the parts of each pod, by shape, if the node holds so many pods of each. Raises BudgetExceeded."""
-        asking = [n for n, count in enumerate(counts) if count and asks_parts(self.shapes[n], self.rows)]
-        for n in asking:
-            allowed = self.allowed[n]
-            if allowed is not None and not allowed[at]:
-                return None
-        state = self.state(at)
-        key = (id(state), tuple((n, counts[n], tuple(granted[n])) for n in asking))
-        if key not in self._known:
-            pods = [(self._asks(n, granted[n]), counts[n]) for n in asking]
-            given = state.assign(pods)
-            self._known[key] = None
-            if given is not None:
-                self._known[key] = [
-                    [state.place(asked, parts) for parts in kind] for (asked, _), kind in zip(pods, given, strict=True)
-                ]
-        found = self._known[key]
-        if found is None:
-            return None
-        node = self.rows.node_name(int(self.where[at]))
-        result: list[list[PodPlace]] = [[PodPlace({}, {})] * count for count in counts]
-        for n, places in zip(asking, found, strict=True):
-            result[n] = [place_on(node, place) for place in places]
-        return result
-
-    def holds(self, at: int, counts: Sequence[int], granted: Sequence[Sequence[int]]) -> bool:
-        return self.assign(at, counts, granted) is not None
-
-    def most(self, at: int, counts: Sequence[int], number: int, limit: int, granted: Sequence[Sequence[int]]) -> int:
-        """Returns how many pods of a shape the node holds beside these pods, at most `limit`."""
-        if not asks_parts(self.shapes[number], self.rows) or limit <= 0:
-            return max(limit, 0)
-        low, high, first = 0, limit, True
-        while low < high:
-            middle = high if first else (low + high + 1) // 2
-            first = False
-            more = list(counts)
-            more[number] += middle
-            if self.holds(at, more, granted):
-                low = middle
-            else:
-                high = middle - 1
-        return low
-
-
-class InnerGroups:
-    """What the nodes of a packing problem hold inside, by the groups of the problem. `numbers`: the shape of each group;
-    `fixed`: pods per shape and node that are there whatever the packing."""
-
-    def __init__(
-        self,
-        nodes: InnerNodes,
-        numbers: Sequence[int],
-        fixed: NDArray[np.int64],
-        granted: Sequence[Sequence[int]],
-    ) -> None:
-        self._nodes, self._numbers, self._fixed, self._granted = nodes, numbers, fixed, granted
-
-    def _counts(self, node: int, pods: Sequence[int]) -> list[int]:
-        counts: list[int] = self._fixed[:, node].tolist()
-        for number, count in zip(self._numbers, pods, strict=True):
-            counts[number] += count
-        return counts
-
-    def holds(self, node: int, pods: Sequence[int]) -> bool:
-        """Returns whether the node holds so many pods of each group. Raises BudgetExceeded."""
-        return self._nodes.holds(node, self._counts(node, pods), self._granted)
-
-    def most(self, node: int, pods: Sequence[int], group: int, limit: int) -> int:
-        """Returns how many pods of a group the node holds beside these, at most `limit`. Raises BudgetExceeded."""
-        return self._nodes.most(node, self._counts(node, pods), self._numbers[group], limit, self._granted)
-
-    def state(self, node: int) -> int:
-        """Returns a number that is equal for nodes that hold the same."""
-        return id(self._nodes.state(node))
-
-
-def _lost(layout: Layout, node: str, taken: Mapping[str, int]) -> dict[int, int]:
-    """Returns amounts of a node's parts by entry of its layout."""
-    lost: dict[int, int] = {}
-    for name, amount in taken.items():
-        of_part = part_and_class(name)
-        if of_part is None:
-            continue
-        ident, kind = of_part
-        entry = layout.entry_at.get((path_of(node, ident, layout), kind))
-        if entry is not None:
-            lost[entry] = lost.get(entry, 0) + amount
-            for consumed, each in consumed_entries(layout, layout.parts[layout.entries[entry].part], kind):
-                lost[consumed] = lost.get(consumed, 0) + amount * each
-    return lost

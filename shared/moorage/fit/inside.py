@@ -24,7 +24,7 @@ from moorage.parts.device_table import DeviceTable, reads_identity
 from moorage.parts.identities import may_select, names_identity
 from moorage.parts.inside import InnerPart, Layout, part_id
 from moorage.parts.kubelet import Alignment, Kubelet, Step, TopologyManager, ZoneAmounts, aligned_steps, alignment
-from moorage.parts.node_assignment import NodePart, NodeTree, PodShare, assign_on_node
+from moorage.parts.node_assignment import NodePart, NodeTree, PodShare, assign_on_nodes
 from moorage.parts.role_request import role_group, with_role_of
 
 from .budget import BudgetExceeded
@@ -320,7 +320,7 @@ class NodeState:
         low, high = 0, limit
         while low < high:
             middle = high if high - low == limit else (low + high + 1) // 2  # mostly all fit
-            if self._assigned([(asked, middle)]) is not None:
+            if _assigned([self], [[(asked, middle)]], frozenset()) is not None:
                 low = middle
             else:
                 high = middle - 1
@@ -345,39 +345,36 @@ class NodeState:
         return self._answers[key]
 
     def _assign(self, pods: Sequence[tuple[Asked, int]]) -> list[list[PodShare]] | None:
+        if not self._admits(pods):
+            return None
+        found = _assigned([self], [pods], frozenset())
+        return None if found is None else self._with_zones(pods, found[0])
+
+    def _admits(self, pods: Sequence[tuple[Asked, int]]) -> bool:
+        """Returns whether the kubelet admits all pods, in whatever order they arrive."""
+        arriving = self._aligned_pods(pods)
+        return not arriving or can_hold(self.static.manager, self._zones_before(), arriving + self.arriving)
+
+    def _aligned_pods(self, pods: Sequence[tuple[Asked, int]]) -> Counter[Alignment]:
         manager, reported = self.static.manager, self.static.reported
         arriving: Counter[Alignment] = Counter()
         for asked, count in pods:
             if count and (steps := asked.alignment(manager, reported)):
                 arriving[steps] += count
-        if arriving and not can_hold(manager, self._zones_before(), arriving + self.arriving):
-            return None
-        found = self._assigned([(asked, count if asked.explicit else 0) for asked, count in pods])
-        if found is None or not arriving:
-            return found and [
-                shares or [PodShare({})] * count if not asked.explicit else shares
-                for shares, (asked, count) in zip(found, pods, strict=True)
-            ]
-        return self._predicted(pods, found)
+        return arriving
 
-    def _assigned(self, pods: Sequence[tuple[Asked, int]]) -> list[list[PodShare]] | None:
-        """Returns parts for what is asked explicitly."""
-        for in_zone in (True, False) if any(asked.prefers_zone for asked, _ in pods) else (False,):
-            budget = Budget(STEPS)
-            requests = list(self._requests(pods, in_zone=in_zone))
-            asking = [(request, count) for _, request, count in requests]
-            found = assign_on_node(self._with_node([request for request, _ in asking]), asking, budget)
-            if found is not None:
-                shares: list[list[PodShare]] = [[] for _ in pods]
-                for (kind, _, _), given in zip(requests, found, strict=True):
-                    # What the node itself gives is among its resources.
-                    shares[kind] += [one._replace(amounts={p: a for p, a in one.amounts.items() if p}) for one in given]
-                return shares
-            if budget.spent and not in_zone:
-                raise BudgetExceeded
-        return None
+    def _with_zones(
+        self, pods: Sequence[tuple[Asked, int]], found: list[list[PodShare]]
+    ) -> list[list[PodShare]] | None:
+        """Adds what the kubelet takes of zones."""
+        if self._aligned_pods(pods):
+            return self._predicted(pods, found)
+        return [
+            shares or [PodShare({})] * count if not asked.explicit else shares
+            for shares, (asked, count) in zip(found, pods, strict=True)
+        ]
 
-    def _requests(self, pods: Sequence[tuple[Asked, int]], *, in_zone: bool) -> Iterator[tuple[int, Request, int]]:
+    def requests(self, pods: Sequence[tuple[Asked, int]], *, in_zone: bool) -> Iterator[tuple[int, Request, int]]:
         """Yields kinds of pods with their requests. Devices that pods have together are asked for by the first of them."""
         static, shared = self.static, set[str]()
         for kind, (asked, count) in enumerate(pods):
@@ -388,7 +385,7 @@ class NodeState:
                 shared |= asked.shared
             yield kind, asked.request(static, in_zone=aligned, shared=not asked.shared), count - first
 
-    def _with_node(self, requests: Iterable[Request]) -> NodeTree:
+    def with_node(self, requests: Iterable[Request]) -> NodeTree:
         """Returns the tree where the node offers the Kubernetes resources that none of its parts does. How much it has of
         them is tested by its columns."""
         names = frozenset(
@@ -454,6 +451,59 @@ class NodeState:
                         here[name] = here.get(name, 0) + amount
                 result[-1].append(PodShare(predicted))
         return result
+
+
+def assign_together(
+    states: Sequence[NodeState], pods: Sequence[Sequence[tuple[Asked, int]]]
+) -> list[list[list[PodShare]]] | None:
+    """Returns the parts of each pod, by node and by shape, on nodes that reach the same parts; None if they do not hold all of
+    them. Raises BudgetExceeded."""
+    shared = {state.layout.parts[at].path for state in states for at in state.layout.shared}
+    if not all(state._admits(asked) for state, asked in zip(states, pods, strict=True)):
+        return None
+    found = _assigned(states, pods, shared)
+    if found is None:
+        return None
+    result: list[list[list[PodShare]]] = []
+    for state, asked, shares in zip(states, pods, found, strict=True):
+        given = state._with_zones(asked, shares)
+        if given is None:
+            return None
+        result.append(given)
+    return result
+
+
+def _assigned(
+    states: Sequence[NodeState], pods: Sequence[Sequence[tuple[Asked, int]]], shared: Collection[str]
+) -> list[list[list[PodShare]]] | None:
+    """Returns parts for what pods ask explicitly, by node and by shape."""
+    asking = [[(asked, count if asked.explicit else 0) for asked, count in there] for there in pods]
+    wishes = any(asked.prefers_zone for there in asking for asked, _ in there)
+    for in_zone in (True, False) if wishes else (False,):
+        budget = Budget(STEPS)
+        requests = [list(state.requests(there, in_zone=in_zone)) for state, there in zip(states, asking, strict=True)]
+        trees = [
+            state.with_node([request for _, request, _ in made]) for state, made in zip(states, requests, strict=True)
+        ]
+        wanted = [[(request, count) for _, request, count in made] for made in requests]
+        found = assign_on_nodes(trees, wanted, shared, budget)
+        if found is not None:
+            return [
+                _by_shape(len(there), made, given) for there, made, given in zip(pods, requests, found, strict=True)
+            ]
+        if budget.spent and not in_zone:
+            raise BudgetExceeded
+    return None
+
+
+def _by_shape(
+    shapes: int, requests: Sequence[tuple[int, Request, int]], found: Sequence[Sequence[PodShare]]
+) -> list[list[PodShare]]:
+    shares: list[list[PodShare]] = [[] for _ in range(shapes)]
+    for (kind, _, _), given in zip(requests, found, strict=True):
+        # What the node itself gives is among its resources.
+        shares[kind] += [one._replace(amounts={p: a for p, a in one.amounts.items() if p}) for one in given]
+    return shares
 
 
 def place_on(node: str, place: PodPlace) -> PodPlace:

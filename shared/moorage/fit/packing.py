@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from moorage.model.shapes import Shape
 
 from .budget import Budget, BudgetExceeded
-from .inner_rows import InnerGroups
+from .inner_nodes import InnerGroups
 from .pod_rules import PodRules
 from .protocols import Amounts, Ids, Mask
 
@@ -155,8 +155,14 @@ def greedy_inside(problem: PackingProblem, order: Sequence[int], weight: NDArray
         pods = capacity(free, need, problem.feasible[group], count)
         nodes = np.flatnonzero(pods)
         nodes = nodes[np.argsort((free[nodes] * weight)[:, need > 0].sum(axis=1), kind="stable")]
+        full: set[object] = set()  # states of empty nodes that hold no pod beside those on others
         for node in nodes.tolist():
-            placed = inner.most(node, packed[:, node].tolist(), group, min(count, int(pods[node])))
+            state = inner.state(node) if node in inner.in_common and not packed[:, node].any() else None
+            if state is not None and state in full:
+                continue
+            placed = inner.most_beside(packed, node, group, min(count, int(pods[node])))
+            if state is not None and not placed:
+                full.add(state)
             packed[group, node] = placed
             free[node] -= placed * need
             count -= placed
@@ -247,7 +253,7 @@ def _search_nodes(problem: PackingProblem, most: Amounts, steps: int) -> tuple[l
     small = sum(problem.counts) <= EXACT_PODS and len(numbers) <= EXACT_NODES
     budget = Budget(1 << 62 if small else steps)
     needs = [tuple(int(amount) for amount in need) for need in problem.needs]
-    shared: dict[tuple[Vector, Vector, int], list[Vector]] = {}
+    shared: dict[tuple[Vector, Vector, object], list[Vector]] = {}
     nodes = []
     for number in numbers:
         alone = tuple(int(pods) for pods in most[:, number])
@@ -271,6 +277,8 @@ def search(problem: PackingProblem, steps: int) -> Packed | None:
     most = _most_alone(problem)
     if (most.sum(axis=1) < problem.counts).any():
         return None  # a group does not even fit alone
+    if problem.inner is not None and problem.inner.in_common:
+        return problem.inner.distribute(problem.counts, problem.free, problem.needs, most > 0)
     nodes, budget = _search_nodes(problem, most, steps)
     required = [total]  # pods that must be placed before the remaining nodes, which hold no more than the rest
     for node in reversed(nodes):

@@ -68,7 +68,16 @@ class PartTable(Protocol):
     def layouts(self) -> LayoutTable: ...
 
     node: NDArray[np.int64]
-    parent: NDArray[np.int64]  # -1: none
+    root: NDArray[np.int64]  # the row of the node itself
+
+    @property
+    def sharing_clusters(self) -> Sequence[int]:
+        """Returns the clusters with parts that several nodes reach."""
+        ...
+
+    def shared_in(self, cluster: int) -> Mapping[str, NDArray[np.int64]]:
+        """Returns the parts of a cluster that several nodes may reach, by id: their rows, ascending."""
+        ...
 
     def rows_of(self, cluster: int) -> slice: ...
 

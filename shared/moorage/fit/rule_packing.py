@@ -158,7 +158,7 @@ class _Placement:
                 crowd += np.where(beside, 0, len(self.total) * self.total.sum())
         if problem.inner is not None:
             for node in np.flatnonzero(able).tolist():
-                able[node] = problem.inner.most(node, self.packed[:, node].tolist(), group, 1) > 0
+                able[node] = problem.inner.most_beside(self.packed, node, group, 1) > 0
         found = np.flatnonzero(able)
         return found[np.lexsort(((self.free[found] * self.weights)[:, need > 0].sum(axis=1), crowd[found]))]
 
@@ -211,7 +211,7 @@ def greedy_with_rules(problem: PackingProblem, order: Sequence[int]) -> Packed |
                 )
                 pods = int(here[0])
                 if problem.inner is not None:
-                    pods = problem.inner.most(node, placement.packed[:, node].tolist(), group, pods)
+                    pods = problem.inner.most_beside(placement.packed, node, group, pods)
             placement.place(group, node, pods)
     return placement.packed if placement.rules.allows(placement.packed) else None
 
@@ -254,7 +254,9 @@ def _equal_nodes(problem: PackingProblem) -> NDArray[np.intp]:
     columns: list[Amounts] = [*problem.free.T, *problem.feasible.astype(np.int64)]
     columns += [pods for pods in rules.fixed if pods.any()]
     if problem.inner is not None:
-        columns.append(np.array([problem.inner.state(node) for node in range(len(problem.free))], np.int64))
+        states: dict[object, int] = {}
+        of_nodes = map(problem.inner.state, range(len(problem.free)))
+        columns.append(np.array([states.setdefault(state, len(states)) for state in of_nodes], np.int64))
     keys = [*(apart.domains for apart in rules.apart), *(spread.domains for spread in rules.spread)]
     for domains in chain(keys, *(near.domains for near in rules.near)):
         size = at_nodes(sums(domains, np.ones(len(domains), np.int64)), domains)

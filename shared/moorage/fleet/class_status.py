@@ -54,6 +54,7 @@ def devices_in(fleet: Fleet, cids: Sequence[int]) -> Devices:
     runs = [parts.rows_of(cid) for cid in cids]
     rows = np.concatenate([np.empty(0, np.int64), *(np.arange(run.start, run.stop) for run in runs)])
     rows = rows[np.take(parts.properties.selected(ALL_DEVICES), parts.property_set[rows], mode="clip")]
+    rows = rows[~parts.copy[rows]]
     units, taken = np.full(len(rows), MILLI, np.int64), np.zeros(len(rows), np.int64)
     numbers = parts.unit[rows]
     clusters = fleet.cluster[parts.node[rows]].astype(np.int64)

@@ -173,7 +173,8 @@ class Fleet(ClusterColumns):
 
     def take_parts(self, row: int, parts: Mapping[str, Mapping[str, int]], sign: int = 1) -> bool:
         """Claims amounts of the parts of a node (sign 1) or releases them (sign -1), in place: by the id of the part, by class.
-        Returns whether the node has all of them; what it does not have takes nothing."""
+        What other nodes reach, too, is claimed of them as well. Returns whether the node has all of them; what it does not have
+        takes nothing of it."""
         cid, complete = int(self.cluster[row]), True
         for ident, amounts in parts.items():
             part = self.part_row(row, ident)
@@ -184,6 +185,9 @@ class Fleet(ClusterColumns):
                     complete = False
                 else:
                     found.claimed[at] += sign * amount
+                others = self.parts.claim_of_others(cid, ident, part, name, sign * amount)
+                if len(others) and sign < 0:
+                    self._improved[self.parts.node[others]] = self.tick + 1
         self.tick += 1
         self._changed[cid] = self.tick
         if sign < 0:
@@ -191,13 +195,15 @@ class Fleet(ClusterColumns):
         return complete
 
     def parts_taken(self, row: int) -> dict[str, dict[str, int]]:
-        """Returns what is claimed of the parts of a node, by id and class."""
+        """Returns what is claimed of the parts of a node, by id and class. What other nodes claim of those that they reach, too, is
+        not among it."""
         first, layout = self.inside(row)
         cid = int(self.cluster[row])
         taken: dict[str, dict[str, int]] = {}
         for part, name in layout.entries:
             found = self.parts.classes[name]
             amount = int(found.claimed[found.position(cid, first + part)])
+            amount -= self.parts.claimed_by_others(cid, name, first + part)
             if amount:
                 taken.setdefault(part_id(self.node_name(row), layout.parts[part].path), {})[name] = amount
         return taken

@@ -17,7 +17,7 @@ from moorage.model.shapes import EXCLUSIVE
 from moorage.model.slots import PartAmounts
 from moorage.parsing import CAPACITY_MAX, parse_amount
 from moorage.parts import inside as parts_inside
-from moorage.parts.device_parts import COUNTERS, own_counters, own_devices, path_in_layout
+from moorage.parts.device_parts import COUNTERS, named_counters, named_devices, path_in_layout
 from moorage.parts.inside import AddedNames, Inside, Layout, class_amount, common_layout, path_of
 from moorage.podspec import parse_host_port
 
@@ -83,8 +83,8 @@ def inside_of(node: NodeReport, before: Inside, allocatable: Mapping[str, int]) 
     inside = Inside(
         zones=before.zones if node.zones is None else list(map(_static, node.zones)),
         providers=before.providers if node.providers is None else node.providers,
-        devices=own_devices(node.name, node.devices),
-        counters=own_counters(node.name, node.counters) if node.devices else [],
+        devices=named_devices(node.name, node.devices),
+        counters=named_counters(node.name, node.counters, node.devices) if node.devices else [],
         device_classes=node.device_classes if node.devices else [],
         incomplete_pools=node.incomplete_pools,
         invalid_pools=node.invalid_pools,

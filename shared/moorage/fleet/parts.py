@@ -4,11 +4,14 @@ class the parts that have it.
 A part's row is also its number of entry: a is an ancestor of b, or b itself, exactly if a <= b < leave[a]. The node itself is the
 root of its parts; its amounts are in the columns of nodes only. Nodes of one kind share a layout, from whose columns theirs
 are taken, so nothing is done part by part.
+
+A part that several nodes reach has a row at each of them, and one at those where something else takes of the same counters. What is
+claimed of it is claimed of all these rows; all but one are marked as copies, so that it counts once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, overload
 
 import numpy as np
@@ -17,7 +20,8 @@ from numpy.typing import NDArray
 from moorage.classes import Selector
 from moorage.collections.blocks import Blocks, grown, spread
 from moorage.parts import PropertyTable
-from moorage.parts.inside import Layout, check_identities, common_source, layout_of
+from moorage.parts.device_parts import MARK
+from moorage.parts.inside import Layout, check_identities, common_source, consumptions, layout_of
 from moorage.parts.interning import SetTable
 
 Rows = NDArray[np.int64]
@@ -153,8 +157,8 @@ class _Layouts:
         self.found = _LayoutList()
         self.sources: list[bytes] = [b""]
         self.any_aligns = False  # the kubelet of a node does
-        self._layouts = _Columns("first", "size", "first_entry", "entries", "aligns", "common")
-        self._layouts.append([(0, 0, 0, 0, 0, 0)])
+        self._layouts = _Columns("first", "size", "first_entry", "entries", "aligns", "shares", "common")
+        self._layouts.append([(0, 0, 0, 0, 0, 0, 0)])
         self._common: dict[bytes, _Common] = {}  # by source without identities
         self.part = _Columns(
             "parent", "leave", "kind", "traits", "aggregates", "properties", "healthy", "unit", "unit_size"
@@ -194,6 +198,11 @@ class _Layouts:
         found: NDArray[np.bool_] = self._layouts["aligns"][: self._layouts.n] > 0
         return found
 
+    @property
+    def shares(self) -> Rows:
+        """Returns, by number, how many parts of the layout other nodes reach, too."""
+        return self._layouts["shares"]
+
     def append(self, source: bytes, parts: FleetParts) -> None:
         source_in_common = common_source(source)
         common = self._common.get(source_in_common)
@@ -212,7 +221,8 @@ class _Layouts:
         leave = list(range(1, len(layout.parts) + 1))
         for i in range(len(layout.parts) - 1, 0, -1):
             above = layout.parts[i].parent
-            leave[above] = max(leave[above], leave[i])
+            if above >= 0:
+                leave[above] = max(leave[above], leave[i])
         first, first_entry = self.part.n, self.entry.n
         self.part.append(
             [
@@ -231,7 +241,7 @@ class _Layouts:
             ]
         )
         self.entry.append([self._entry(layout, at, resource, parts) for at, resource in layout.entries])
-        return first, len(layout.parts), first_entry, len(layout.entries), int(layout.aligns)
+        return first, len(layout.parts), first_entry, len(layout.entries), int(layout.aligns), len(layout.shared)
 
     def _entry(self, layout: Layout, at: int, resource: str, parts: FleetParts) -> tuple[int, ...]:
         inventory = layout.parts[at].inventories[resource]
@@ -263,6 +273,7 @@ class FleetParts:
         "aggregate_set",
         "property_set",
         "healthy",
+        "copy",
         "unit",
         "unit_size",
     )
@@ -275,7 +286,7 @@ class FleetParts:
         self.class_names: list[str] = []
         self.classes: dict[str, PartClass] = {}
         self.node: Rows = np.empty(0, np.int64)  # the node's row in the fleet; -1: an empty row
-        self.root: Rows = np.empty(0, np.int64)
+        self.root: Rows = np.empty(0, np.int64)  # the row of the node itself
         self.leave: Rows = np.empty(0, np.int64)
         self.parent: Rows = np.empty(0, np.int64)  # -1: none
         self.kind: NDArray[np.int32] = np.empty(0, np.int32)
@@ -283,6 +294,7 @@ class FleetParts:
         self.aggregate_set: NDArray[np.int32] = np.empty(0, np.int32)
         self.property_set: NDArray[np.int32] = np.empty(0, np.int32)
         self.healthy: NDArray[np.bool_] = np.empty(0, np.bool_)
+        self.copy: NDArray[np.bool_] = np.empty(0, np.bool_)  # another node has a row for the same part
         #: Of devices: the number of the class that counts them, and how much of it is one. -1: no device, or one that is divided.
         self.unit: NDArray[np.int32] = np.empty(0, np.int32)
         self.unit_size: Rows = np.empty(0, np.int64)
@@ -291,6 +303,9 @@ class FleetParts:
         self._class_numbers: dict[str, int] = {}
         self._blocks = Blocks()
         self._clusters: dict[int, _Block] = {}
+        self._shared: dict[int, dict[str, Rows]] = {}  # by cluster and id
+        self._reaching: dict[int, dict[str, Rows]] = {}  # those rows of them whose nodes reach the part
+        self._of_others: dict[int, dict[tuple[str, int], int]] = {}  # by cluster: class and row → what others claim
 
     @property
     def n(self) -> int:
@@ -304,7 +319,7 @@ class FleetParts:
 
     def counts(self) -> dict[str, int]:
         """Returns the number of parts of each kind; nodes are not among them."""
-        here = (self.node[: self.n] >= 0) & (self.parent[: self.n] >= 0)
+        here = (self.node[: self.n] >= 0) & (self.root[: self.n] != np.arange(self.n)) & ~self.copy[: self.n]
         numbers = np.bincount(self.kind[: self.n][here], minlength=len(self.kinds)).tolist()
         return {kind: count for kind, count in zip(self.kinds, numbers, strict=True) if count}
 
@@ -327,6 +342,54 @@ class FleetParts:
         if found is None:
             return _NO_ROWS, _NO_ROWS, np.empty(0, np.int32)
         return start + found.offsets, found.firsts, found.layouts
+
+    # -- parts that several nodes reach ----------------------------------------------------------------------------------
+
+    @property
+    def sharing_clusters(self) -> list[int]:
+        """Returns the clusters with parts that several nodes reach."""
+        return sorted(c for c, shared in self._shared.items() if any(len(rows) > 1 for rows in shared.values()))
+
+    def shared_in(self, cluster: int) -> Mapping[str, Rows]:
+        """Returns the parts of a cluster that several nodes may reach, by id: their rows, ascending."""
+        return self._shared.get(cluster, {})
+
+    def reaching(self, cluster: int, ident: str) -> Rows:
+        """Returns the rows of a part at the nodes that reach it, if several may."""
+        return self._reaching.get(cluster, {}).get(ident, _NO_ROWS)
+
+    def claim_of_others(self, cluster: int, ident: str, own: int | None, name: str, amount: int) -> Rows:
+        """Claims an amount of a part at all nodes that reach it but the one where its row is `own`. Returns their rows."""
+        rows = self._shared.get(cluster, {}).get(ident, _NO_ROWS)
+        rows = rows[rows != own] if own is not None else rows
+        columns = self.classes.get(name)
+        if columns is None or not len(rows):
+            return _NO_ROWS
+        columns.claimed[columns.positions(cluster, rows)] += amount
+        known = self._of_others.setdefault(cluster, {})
+        for row in rows.tolist():
+            known[name, row] = known.get((name, row), 0) + amount
+        return rows
+
+    def claimed_by_others(self, cluster: int, name: str, row: int) -> int:
+        """Returns what is claimed of a part at other nodes that reach it."""
+        return self._of_others.get(cluster, {}).get((name, row), 0)
+
+    def _index_shared(self, cluster: int, layouts: NDArray[np.int32], firsts: Rows) -> None:
+        found: dict[str, list[Rows]] = {}
+        reaching: dict[str, list[Rows]] = {}
+        for number in np.unique(layouts).tolist():
+            of, layout = firsts[layouts == number], self.layouts.found[number]
+            for at in layout.shared:
+                ident = layout.parts[at].path.removeprefix(MARK)
+                found.setdefault(ident, []).append(of + at)
+                if not layout.parts[at].is_elsewhere:
+                    reaching.setdefault(ident, []).append(of + at)
+        self._shared[cluster] = {ident: np.sort(np.concatenate(rows)) for ident, rows in found.items()}
+        self._reaching[cluster] = {ident: np.sort(np.concatenate(rows)) for ident, rows in reaching.items()}
+        for ident, rows in self._shared[cluster].items():
+            self.copy[rows] = True
+            self.copy[self.reaching(cluster, ident)[:1]] = False
 
     # -- dictionaries --------------------------------------------------------------------------------------------------
 
@@ -397,6 +460,9 @@ class FleetParts:
             self.healthy[here] = table.part["healthy"][source]
             self.unit[here] = table.part["unit"][source]
             self.unit_size[here] = table.part["unit_size"][source]
+            self.copy[here] = False
+            if (sharing := table.shares[layouts] > 0).any():
+                self._index_shared(cluster, layouts[sharing], firsts[sharing])
         entry, part_rows = self._entries(layouts, firsts)
         resource = table.entry["resource"][entry]
         for number in np.unique(resource).tolist():
@@ -445,7 +511,21 @@ class FleetParts:
             found = self.classes[self.class_names[number]]
             at = found.positions(cluster, part_rows[of])
             used[of] = found.used[at] + found.claimed[at] if claimed else found.used[at]
+        if claimed:
+            self._add_consumed(cluster, block.layouts[order], block.firsts[order], used)
         return used
+
+    def _add_consumed(self, cluster: int, layouts: NDArray[np.int32], firsts: Rows, used: NDArray[np.int64]) -> None:
+        """Adds what is claimed of parts to what is used of those that they take of. `used` has the entries node by node."""
+        counts = self.layouts.entries[layouts]
+        begins = np.cumsum(counts) - counts
+        for number in np.unique(layouts).tolist():
+            layout, of = self.layouts.found[number], layouts == number
+            for entry, consumed, amount in consumptions(layout):
+                part, name = layout.entries[entry]
+                columns = self.classes[name]
+                claimed = columns.claimed[columns.positions(cluster, firsts[of] + part)]
+                used[begins[of] + consumed] += claimed * amount
 
     def _entries(self, layouts: NDArray[np.int32], firsts: Rows) -> tuple[NDArray[np.intp], Rows]:
         """Returns the entries of nodes with these layouts, and the rows of their parts."""
@@ -470,10 +550,14 @@ class FleetParts:
 
     def _erase(self, cluster: int) -> None:
         found = self._clusters.pop(cluster, None)
+        self._shared.pop(cluster, None)
+        self._reaching.pop(cluster, None)
+        self._of_others.pop(cluster, None)
         if found is None:
             return
         here = slice(found.start, found.start + found.length)
         self.node[here] = self.root[here] = self.parent[here] = -1
+        self.copy[here] = False
         self.leave[here] = 0
         self._blocks.give(found.start, found.length)
         for columns in self.classes.values():

@@ -14,7 +14,7 @@ from moorage.fit import PackingSolutions, Unassigned
 from moorage.fit.assign import pod_requests
 from moorage.fit.budget import BudgetExceeded
 from moorage.fit.cluster_fit import pods_per_row
-from moorage.fit.inner_rows import InnerNodes
+from moorage.fit.inner_nodes import InnerNodes
 from moorage.fit.inside import asks_parts
 from moorage.fit.node_filter import eligible, other_host, with_label
 from moorage.fleet import Fleet
@@ -241,20 +241,31 @@ class Takeover:
                 most -= 1
             found = [resized(slot, most)] if most > 0 else []
             if asks_parts(self.shape, fleet):
-                found = self._with_parts(slot, row, most, granted, runs)
+                found = self._with_parts(slot, row, most, granted, runs, slots)
             slots += found
             missing -= sum(one.count for one in found)
         return slots
 
-    def _with_parts(self, slot: Slot, row: int, most: int, granted: Sequence[int], beside: Sequence[Run]) -> list[Slot]:
-        """Returns as many such slots with parts as the node holds. What the object takes of parts there is free for them."""
+    def _with_parts(
+        self,
+        slot: Slot,
+        row: int,
+        most: int,
+        granted: Sequence[int],
+        beside: Sequence[Run],
+        others: Sequence[Slot],
+    ) -> list[Slot]:
+        """Returns as many such slots with parts as the node holds. What the object takes of parts there is free for them.
+        `beside`: other slots there; `others`: those that were made before, on all nodes."""
         attempt, node = self.attempt, slot.node
         own = reserved([by.get(node, ()) for by in self.now.runs]) if self.now.names_parts else {}
         taken = dict(attempt.taken.get(node, {}))
         for amounts, count in beside:
             add(taken, amounts, count)
         add(taken, {name: amount for name, amount in own.items() if part_and_class(name) is not None}, -1)
-        inner = InnerNodes(attempt.fleet, np.array([row], np.intp), [self.shape], {row: taken})
+        inner = InnerNodes(
+            attempt.fleet, np.array([row], np.intp), [self.shape], {**self._taken_elsewhere(node, others), row: taken}
+        )
         for count in range(most, 0, -1):
             try:
                 parts = inner.assign(0, [count], [list(granted)])
@@ -267,6 +278,18 @@ class Takeover:
             if self._fits(row, node, self._extra(node, [*beside, *runs]), slot.resources):
                 return slots
         return []
+
+    def _taken_elsewhere(self, node: str, others: Sequence[Slot]) -> dict[int, dict[str, int]]:
+        """Returns what is taken at other nodes, by these slots among others, if nodes reach the same parts."""
+        fleet, cid = self.attempt.fleet, self.attempt.cid
+        if not fleet.parts.shared_in(cid):
+            return {}
+        found = {name: dict(amounts) for name, amounts in self.attempt.taken.items() if name != node}
+        for slot in others:
+            if slot.node != node:
+                add(found.setdefault(slot.node, {}), taken_by(slot), slot.count)
+        rows = {name: fleet.row_of(cid, name) for name in found}
+        return {row: found[name] for name, row in rows.items() if row is not None}
 
     def _counts(self, granted: Sequence[int], slots: Sequence[Slot], left: int) -> bool:
         """Returns whether the remaining pods have room, without regard to other objects."""
@@ -321,7 +344,7 @@ class Takeover:
                 slot = Slot(node=fleet.node_name(row), host=other_host(fleet, row), resources=dict(resources))
                 one_by_one = [slot] * (2 if self.surge else 1)
                 if asks_parts(shape, fleet):
-                    found = self._with_parts(slot, row, len(one_by_one), granted, ())
+                    found = self._with_parts(slot, row, len(one_by_one), granted, (), slots)
                     one_by_one = [resized(one, 1) for one in found for _ in range(one.count)]
                 if len(one_by_one) < (2 if self.surge else 1):
                     short.append(row)

@@ -98,7 +98,8 @@ class DeviceReport(Value, kw_only=True, frozen=True):
     """A device that a DRA driver or a node agent offers, or one without a driver: the part is NODE/ZONE/NAME. `kind`: if it is
     empty the driver. `properties`: those besides attributes and capacities. `quantity`: how many equal ones they are.
     `resource`: the extended resource or huge pages of the node that counts them; one is `unit` of it. `shared`: other nodes
-    can use it, or the counters that it takes of, too. `divisible`: several pods may have it at once, each an amount of its
+    can use it, or the counters that it takes of, too. `elsewhere`: only other nodes can use it; it is told because it takes of
+    counters that devices of this node take of. `divisible`: several pods may have it at once, each an amount of its
     capacity, according to `policies`. `consumes`: what it takes of sets of counters of its pool, by set and counter.
     `binding_conditions`: what must become true before a pod that has it is bound."""
 
@@ -118,6 +119,7 @@ class DeviceReport(Value, kw_only=True, frozen=True):
     capacity: dict[str, str] = {}
     taints: list[DeviceTaint] = []
     shared: bool = False
+    elsewhere: bool = False
     divisible: bool = False
     policies: dict[str, CapacityPolicy] = {}
     consumes: dict[str, dict[str, str]] = {}

@@ -20,6 +20,8 @@ from moorage.parsing import CAPACITY_MAX, parse_nanos
 #: Begins the paths of devices, whose ids are not those of their node. The node's name in one is left out.
 MARK = "="
 COUNTERS = "counters"
+#: Stands for the parent of parts that several nodes reach: they are roots of their own.
+NO_NODE = "\0"
 #: Effects of taints that keep pods away.
 _KEEPS_AWAY = ("NoSchedule", "NoExecute")
 #: Attributes that tell the zone of a device, by their names without a domain.
@@ -40,6 +42,7 @@ class DevicePart(NamedTuple):
     takes: Mapping[str, Sequence[tuple[str, str, int]]] = {}
     device: int = -1  # its place among the devices
     unit: tuple[str, int] = ("", 1)
+    shared: bool = False  # several nodes reach it
 
 
 class BadDevice(NamedTuple):
@@ -69,17 +72,31 @@ def id_of_device(node: str, path: str) -> str:
     return path[len(MARK) :].replace("//", f"/{node}/", 1)
 
 
-def own_devices(node: str, devices: Iterable[DeviceReport]) -> list[DeviceReport]:
-    """Returns the devices that are the node's alone and have a name, in the form that equal nodes have in common."""
+def named_devices(node: str, devices: Sequence[DeviceReport]) -> list[DeviceReport]:
+    """Returns the devices that have a name, in the form that equal nodes have in common."""
+    common = _common_pools(devices)
     return [
-        msgspec.structs.replace(device, id="", pool="" if device.pool == node else device.pool)
+        msgspec.structs.replace(device, id="", pool=_own_pool(node, device, common))
         for device in devices
-        if device.name and not device.shared and bool(device.driver) == bool(device.pool)
+        if device.name and bool(device.driver) == bool(device.pool) and (device.driver or not device.shared)
     ]
 
 
-def own_counters(node: str, counters: Iterable[CounterSetReport]) -> list[CounterSetReport]:
-    return [msgspec.structs.replace(c, pool="" if c.pool == node else c.pool) for c in counters]
+def named_counters(
+    node: str, counters: Iterable[CounterSetReport], devices: Iterable[DeviceReport]
+) -> list[CounterSetReport]:
+    common = _common_pools(devices)
+    return [msgspec.structs.replace(found, pool=_own_pool(node, found, common)) for found in counters]
+
+
+def _common_pools(devices: Iterable[DeviceReport]) -> set[tuple[str, str]]:
+    """Returns the pools with devices that several nodes reach. They have the same name on each of them."""
+    return {(device.driver, device.pool) for device in devices if device.shared}
+
+
+def _own_pool(node: str, found: DeviceReport | CounterSetReport, common: Collection[tuple[str, str]]) -> str:
+    """Returns the name of a pool; none for the node's own one."""
+    return "" if found.pool == node and (found.driver, found.pool) not in common else found.pool
 
 
 def device_parts(
@@ -162,9 +179,15 @@ class _Maker:
     def counter_parts(self) -> Iterator[DevicePart | BadDevice]:
         yield from self._bad
         zones: dict[_SetKey, set[str]] = {}
+        shared = {
+            self._head(key)
+            for device, consumed in zip(self._devices, self._consumed, strict=True)
+            if device.shared and not isinstance(consumed, str)
+            for key, _ in consumed
+        }
         for device, consumed in zip(self._devices, self._consumed, strict=True):
             for key, _ in () if isinstance(consumed, str) else consumed:
-                zones.setdefault(self._head(key), set()).add(self._zone(device))
+                zones.setdefault(self._head(key), set()).add(self._parent(device))
         for head, members in self._members.items():
             of = zones.get(head, set())
             amounts: dict[str, int] = {}
@@ -174,7 +197,8 @@ class _Maker:
                     # Names that differ only in what a class cannot have are one class, of which the least is there.
                     amount = min(amount // self._unit[key, counter], CAPACITY_MAX)
                     amounts[name] = min(amount, amounts.get(name, amount))
-            yield DevicePart(self._part_of(head), of.pop() if len(of) == 1 else "", COUNTERS, amounts)
+            parent = NO_NODE if head in shared else of.pop() if len(of) == 1 else ""
+            yield DevicePart(self._part_of(head), parent, COUNTERS, amounts, shared=head in shared)
 
     def _part_of(self, head: _SetKey) -> str:
         return _path(head[0], head[1], f"{COUNTERS}:{head[2]}")
@@ -194,7 +218,7 @@ class _Maker:
                 yield BadDevice(path, str(error))
                 continue
             heads = {self._head(key) for key, _ in consumed}
-            parent = self._part_of(heads.pop()) if heads else self._zone(device)
+            parent = self._part_of(heads.pop()) if heads else self._parent(device)
             takes = [
                 (parent, self._class(key, counter), amount // self._unit[key, counter])
                 for (key, counter), amount in consumed.items()
@@ -205,12 +229,18 @@ class _Maker:
                 parent,
                 device.kind or device.driver,
                 offered,
-                properties_of(device),
-                device.healthy and not any(taint.effect in _KEEPS_AWAY for taint in device.taints),
+                {} if device.elsewhere else properties_of(device),
+                device.healthy
+                and not device.elsewhere
+                and not any(taint.effect in _KEEPS_AWAY for taint in device.taints),
                 {next(iter(offered)) if not device.divisible else class_of(device.driver): takes} if takes else {},
-                place,
-                ("", 1) if device.divisible else (next(iter(offered)), device.unit),
+                -1 if device.elsewhere else place,
+                ("", 1) if device.divisible or device.elsewhere else (next(iter(offered)), device.unit),
+                device.shared,
             )
+
+    def _parent(self, device: DeviceReport) -> str:
+        return NO_NODE if device.shared else self._zone(device)
 
     def _zone(self, device: DeviceReport) -> str:
         """Returns the zone that the device is of, as far as it is known; else it is the node's."""

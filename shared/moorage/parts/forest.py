@@ -360,8 +360,17 @@ class Forest:
     def sharing_with(self) -> dict[int, set[int]]:
         """Returns the roots of other trees that each sharing part serves, by row of the part."""
         if self._served_by is None:
-            self._served_by = {row: self._served(row) for row in sorted(self._sharing) if not self.disabled[row]}
+            offering = self._offering() if self._sharing else self.disabled
+            able = (row for row in sorted(self._sharing) if offering[row] and not self.disabled[row])
+            self._served_by = {row: self._served(row) for row in able}
         return self._served_by
+
+    def _offering(self) -> NDArray[np.bool_]:
+        """Returns which rows have an inventory."""
+        found = np.zeros(self.n, np.bool_)
+        for columns in self.classes.values():
+            found[columns.row[columns.row >= 0]] = True
+        return found
 
     def _served(self, row: int) -> set[int]:
         names = self.aggregates.sets[int(self.aggregate_set[row])]

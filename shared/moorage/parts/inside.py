@@ -32,8 +32,8 @@ from moorage.model.part_reports import (
 )
 from moorage.parsing import CAPACITY_MAX, parse_amount
 
-from .device_parts import MARK, BadDevice, device_parts, id_of_device, path_of_device, properties_of
-from .forest import UNLIMITED, Inventory, Take
+from .device_parts import COUNTERS, MARK, NO_NODE, BadDevice, device_parts, id_of_device, path_of_device, properties_of
+from .forest import SHARES, UNLIMITED, Inventory, Take
 from .identities import SEPARATOR, DeviceIdentity, joined, split
 
 MAX_PARTS = 4096
@@ -59,7 +59,7 @@ class Inside(Value, kw_only=True, frozen=True):
 
     zones: list[ZoneReport] = []
     providers: list[ProviderReport] = []
-    devices: list[DeviceReport] = []  # those of the node alone, without what names the node
+    devices: list[DeviceReport] = []  # without what names the node
     counters: list[CounterSetReport] = []
     device_classes: list[DeviceClassReport] = []  # of its cluster
     incomplete_pools: bool = False  # there are pools for it of which no device counts
@@ -72,7 +72,8 @@ class Inside(Value, kw_only=True, frozen=True):
 
 
 class InnerPart(NamedTuple):
-    """A part of a layout. `parent` is its parent's position; the node, at position 0, has none."""
+    """A part of a layout. `parent` is its parent's position; the node, at position 0, has none, nor have devices and counters
+    that several nodes reach."""
 
     path: str  # its id after the node's name: "" or "/numa-0/card-1"
     parent: int = -1
@@ -87,6 +88,12 @@ class InnerPart(NamedTuple):
     added_aggregates: frozenset[str] = frozenset()
     device: int = -1  # its place among the devices of its node; -1: it is none
     unit: tuple[str, int] = ("", 1)  # of a device: the class that counts devices, and how much of it is one
+    shared: bool = False  # several nodes reach it: it is in the layout of each
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Returns whether it is a device that only other nodes reach."""
+        return self.shared and self.device < 0 and self.kind != COUNTERS
 
     @property
     def is_counted_by_node(self) -> bool:
@@ -127,6 +134,22 @@ class Layout(NamedTuple):
         """Returns whether the kubelet aligns pods with zones."""
         manager = self.inside.topology_manager
         return manager is not None and manager.policy not in ("", "none")
+
+    @property
+    def shared(self) -> list[int]:
+        """Returns the positions of the parts that other nodes may reach, too."""
+        return [i for i, part in enumerate(self.parts) if part.shared]
+
+
+def consumptions(layout: Layout) -> list[tuple[int, int, int]]:
+    """Returns the entries that take of others, not of the node's columns, with these and what one unit takes of them."""
+    found: list[tuple[int, int, int]] = []
+    for entry, (part, name) in enumerate(layout.entries):
+        for take in layout.parts[part].consumes.get(name, ()):
+            consumed = layout.entry_at.get((layout.parts[take.part].path, take.resource)) if take.part else None
+            if consumed is not None:
+                found.append((entry, consumed, take.amount))
+    return found
 
 
 _encoder = msgspec.json.Encoder(order="deterministic")
@@ -231,6 +254,8 @@ def path_of(node: str, ident: str, layout: Layout) -> str:
     path = ident[len(node) :] if ident.startswith(node) else None
     if path is not None and path in layout.at:
         return path
+    if MARK + ident in layout.at:
+        return MARK + ident
     return path_of_device(node, ident)
 
 
@@ -280,6 +305,7 @@ class _Found(NamedTuple):
     takes: Mapping[str, Sequence[tuple[str, str, int]]] = {}
     device: int = -1
     unit: tuple[str, int] = ("", 1)
+    shared: bool = False
 
 
 class _Builder:
@@ -305,8 +331,10 @@ class _Builder:
             )
         self._devices()
         ordered = self._in_preorder()
-        at = {"": 0} | {ident: i for i, ident in enumerate(ordered, 1)}
-        yield InnerPart("")
+        at = {"": 0, NO_NODE: -1} | {ident: i for i, ident in enumerate(ordered, 1)}
+        shared = (self._found[ident] for ident in ordered if self._found[ident].shared)
+        reached = (found.aggregates for found in shared if found.device >= 0)
+        yield InnerPart("", aggregates=frozenset().union(*reached))
         for ident in ordered:
             found = self._found[ident]
             yield InnerPart(
@@ -321,6 +349,7 @@ class _Builder:
                 {name: takes for name in found.inventories if (takes := tuple(self._sources(found, name, at)))},
                 device=found.device,
                 unit=found.unit,
+                shared=found.shared,
             )
 
     def _zone(self, zone: ZoneReport) -> None:
@@ -358,18 +387,20 @@ class _Builder:
                     name: Inventory(amount, min_unit=least, max_unit=CAPACITY_MAX, step_size=least)
                     for name, amount in part.inventories.items()
                 }
-                properties = frozenset(part.properties.items())
+                # The trees that reach a device have an aggregate in common with it.
+                common = part.shared and part.kind != COUNTERS
                 self._found[part.path] = _Found(
                     part.parent,
                     part.kind,
-                    nothing,
-                    nothing,
-                    properties,
+                    frozenset((SHARES,)) if common else nothing,
+                    frozenset((part.path.removeprefix(MARK),)) if common else nothing,
+                    frozenset(part.properties.items()),
                     part.healthy,
                     inventories,
                     part.takes,
                     part.device,
                     part.unit,
+                    part.shared,
                 )
 
     def _tie_to_none(self) -> None:
@@ -429,7 +460,8 @@ class _Builder:
             children.setdefault(found.parent, []).append(ident)
         ordered: list[str] = []
         reached: set[str] = set()
-        open_parts = [(ident, 1) for ident in reversed(children.get("", []))]
+        roots = [*children.get("", []), *children.get(NO_NODE, [])]
+        open_parts = [(ident, 1) for ident in reversed(roots)]
         while open_parts:
             ident, depth = open_parts.pop()
             reached.add(ident)
@@ -458,7 +490,7 @@ class _Builder:
             yield Take(at[above], name, amount)
         if is_class(resource):
             return
-        above = found.parent
+        above = "" if found.shared else found.parent
         while above:
             if resource in self._found[above].inventories:
                 yield Take(at[above], resource)

@@ -1,4 +1,4 @@
-"""Finds parts of one node for all pods that it is to take, jointly.
+"""Finds parts of one node for all pods that it is to take, jointly; or of several nodes that reach the same parts.
 
 Pods are placed one after the other, each by the solver with what the others leave. States that failed are remembered in a form
 in which equal subtrees are interchangeable, so that equal pods and equal parts cost no factorial.
@@ -6,8 +6,8 @@ in which equal subtrees are interchangeable, so that equal pods and equal parts 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from moorage.model.part_names import HW_NUMA_ROOT
@@ -125,38 +125,154 @@ class _PodProblem:
     own_room: list[int]
     total: dict[str, int] = field(default_factory=dict)
     values: list[Values] = field(default_factory=list)
+    place: Sequence[int] = ()  # where its tree's parts are in a joint one; empty: there is no other
+    node_takes: tuple[tuple[int, int], ...] = ()  # of cells of the node itself
+    key: int = 0  # equal for equal problems of equal trees
 
 
 def assign_on_node(tree: NodeTree, pods: Sequence[tuple[Request, int]], budget: Budget) -> list[list[PodShare]] | None:
     """Returns the parts of each pod (by kind of pod, in the order of `pods`), or None as the proof that they do not fit
     together. If the budget is used up it returns None, and `budget.spent` is set."""
-    asked = [(kind, pod, count) for kind, (pod, count) in enumerate(pods) if count]
-    problems: list[tuple[int, _PodProblem]] = []
-    for kind, pod, count in asked:
-        problem = tree.problem(pod)
-        if problem is None:
-            return None
-        problems += [(kind, problem)] * count
-    if not _has_enough(tree, problems):
+    found = assign_on_nodes([tree], [pods], frozenset(), budget)
+    return None if found is None else found[0]
+
+
+def assign_on_nodes(
+    trees: Sequence[NodeTree],
+    pods: Sequence[Sequence[tuple[Request, int]]],
+    shared: Collection[str],
+    budget: Budget,
+) -> list[list[list[PodShare]]] | None:
+    """Returns the parts of each pod, tree by tree as `assign_on_node` does. `shared`: the ids of parts that are the same in all
+    trees that have them."""
+    joint, places = (trees[0], [()]) if len(trees) == 1 else _joined(trees, shared)
+    problems: list[tuple[int, int, _PodProblem]] = []
+    for at, (tree, place) in enumerate(zip(trees, places, strict=True)):
+        for kind, (pod, count) in enumerate(pods[at]):
+            if count:
+                problem = tree.problem(pod)
+                if problem is None:
+                    return None
+                problem = _moved(problem, tree, joint, place) if place else problem
+                problems += [(at, kind, problem)] * count
+    if not _has_enough(joint, [problem for _, _, problem in problems]):
         return None
-    problems.sort(key=lambda item: -len(item[1].slots))
-    found = _Joint(tree, [problem for _, problem in problems], budget).run()
+    problems.sort(key=lambda item: -len(item[2].slots))
+    found = _Joint(joint, [[problem] for _, _, problem in problems], budget).run()
     if found is None:
         return None
-    result: list[list[PodShare]] = [[] for _ in pods]
-    room = list(tree.room)
-    for (kind, problem), choice in zip(problems, found, strict=True):
-        result[kind].append(_share(tree, problem, choice, room))
+    result: list[list[list[PodShare]]] = [[[] for _ in kinds] for kinds in pods]
+    room = list(joint.room)
+    for (at, kind, problem), (_, choice) in zip(problems, found, strict=True):
+        result[at][kind].append(_share(trees[at], problem, choice, room))
         room = _after(problem, room, choice)
-    for shares in result:
-        shares.sort(key=lambda share: [tree.number[part] for part in share.amounts])
+    for tree, kinds in zip(trees, result, strict=True):
+        for shares in kinds:
+            shares.sort(key=lambda share, tree=tree: [tree.number[part] for part in share.amounts])  # type: ignore[misc]
     return result
 
 
-def _has_enough(tree: NodeTree, problems: Sequence[tuple[int, _PodProblem]]) -> bool:
+class FreePod(NamedTuple):
+    """Equal pods that may go to several nodes. `requests`: by tree, None where they may not go; `takes`: of each node itself."""
+
+    requests: Sequence[Request | None]
+    takes: Mapping[str, int]
+    number: int
+
+
+def distribute_pods(
+    trees: Sequence[NodeTree],
+    rooms: Sequence[Mapping[str, int]],
+    pods: Sequence[FreePod],
+    shared: Collection[str],
+    budget: Budget,
+) -> list[list[int]] | None:
+    """Returns how many pods of each kind go to each tree so that all fit together, or None as the proof that they do not. `rooms`:
+    what nodes themselves have free, by names that no part has; `shared` as for `assign_on_nodes`. If the budget is used up it
+    returns None, and `budget.spent` is set."""
+    joint, places = _joined(trees, shared, rooms)
+    made: list[tuple[int, list[int], list[_PodProblem]]] = []
+    for kind, pod in enumerate(pods):
+        where: list[int] = []
+        problems: list[_PodProblem] = []
+        for at, (tree, request) in enumerate(zip(trees, pod.requests, strict=True)):
+            problem = tree.problem(request) if request is not None else None
+            if problem is not None:
+                root = places[at][0]
+                takes = tuple((joint.cells[root, name], amount) for name, amount in pod.takes.items() if amount)
+                where.append(at)
+                problems.append(replace(_moved(problem, tree, joint, places[at]), node_takes=takes))
+        if not problems and pod.number:
+            return None
+        made += [(kind, where, problems)] * pod.number
+    made.sort(key=lambda item: (len(item[1]), -max(len(problem.slots) for problem in item[2])))
+    found = _Joint(joint, [problems for _, _, problems in made], budget).run()
+    if found is None:
+        return None
+    counts = [[0] * len(trees) for _ in pods]
+    for (kind, where, _), (number, _) in zip(made, found, strict=True):
+        counts[kind][where[number]] += 1
+    return counts
+
+
+def _joined(
+    trees: Sequence[NodeTree], shared: Collection[str], rooms: Sequence[Mapping[str, int]] = ()
+) -> tuple[NodeTree, list[list[int]]]:
+    """Returns one tree of all parts, in which those that trees have in common are there once, and by tree the place of each of its
+    parts. Where trees differ in what is free of such a part, the least is. `rooms`: what the first part of each tree has, too."""
+    parts: list[NodePart] = []
+    known: dict[str, int] = {}
+    places: list[list[int]] = []
+    for number, tree in enumerate(trees):
+        place: list[int] = []
+        for part in tree.parts:
+            if rooms and not place:
+                part = part._replace(free={**part.free, **rooms[number]})
+            at = known.get(part.id)
+            if at is None:
+                at = len(parts)
+                if part.id in shared:
+                    known[part.id] = at
+                takes = {
+                    name: tuple(take._replace(part=place[take.part]) for take in found)
+                    for name, found in part.consumes.items()
+                }
+                parent = place[part.parent] if part.parent >= 0 else -1
+                parts.append(part._replace(parent=parent, consumes=takes))
+            else:
+                free = dict(parts[at].free)
+                for name, amount in part.free.items():
+                    free[name] = min(amount, free.get(name, amount))
+                parts[at] = parts[at]._replace(free=free)
+            place.append(at)
+        places.append(place)
+    return NodeTree(parts), places
+
+
+def _moved(problem: _PodProblem, tree: NodeTree, joint: NodeTree, place: Sequence[int]) -> _PodProblem:
+    """Returns the problem with the cells of a joint tree."""
+    cell = [0] * len(tree.room)
+    for (part, name), own in tree.cells.items():
+        cell[own] = joint.cells[place[part], name]
+    more = len(joint.room) - len(tree.room)
+
+    def moved(takes: Sequence[tuple[tuple[int, int], ...]]) -> list[tuple[tuple[int, int], ...]]:
+        return [tuple((cell[c] if c < len(cell) else c + more, amount) for c, amount in taken) for taken in takes]
+
+    slots = [
+        slot._replace(
+            takes=moved(slot.takes),
+            device=slot.device._replace(once=moved(slot.device.once)) if slot.device is not None else None,
+        )
+        for slot in problem.slots
+    ]
+    return replace(problem, slots=slots, place=place, key=id(problem))
+
+
+def _has_enough(tree: NodeTree, problems: Sequence[_PodProblem]) -> bool:
     """Compares what is asked with what all parts have. A necessary condition."""
     need: dict[str, int] = {}
-    for _, problem in problems:
+    for problem in problems:
         for name, amount in problem.total.items():
             need[name] = need.get(name, 0) + amount
     have: dict[str, int] = {}
@@ -206,17 +322,24 @@ def _after(problem: _PodProblem, room: Sequence[int], choice: Sequence[int]) -> 
         for cell, amount in takes:
             if cell < len(left):
                 left[cell] -= amount
+    for cell, amount in problem.node_takes:
+        left[cell] -= amount
     return left
 
 
 class _Joint:
-    def __init__(self, tree: NodeTree, problems: Sequence[_PodProblem], budget: Budget) -> None:
-        self._tree, self._problems, self._budget = tree, problems, budget
+    """Searches for choices of all pods. A pod has one problem, or one for each node that it may go to."""
+
+    def __init__(self, tree: NodeTree, pods: Sequence[Sequence[_PodProblem]], budget: Budget) -> None:
+        self._tree, self._pods, self._budget = tree, pods, budget
         self._failed: set[object] = set()
         kinds: dict[object, int] = {}
         # A part is interchangeable with another only if the same slots may take it.
         offered: list[list[object]] = [[] for _ in tree.parts]
-        for problem in {id(p): p for p in problems}.values():
+        for problem in {id(p): p for problems in pods for p in problems}.values():
+            key = problem.key or id(problem)
+            if problem.node_takes or not problem.slots:
+                offered[problem.place[0] if problem.place else 0].append((key, -1, 0))
             for s, slot in enumerate(problem.slots):
                 for k, part in enumerate(slot.parts):
                     mark: object = slot.covers[k] if slot.covers else 0
@@ -225,7 +348,7 @@ class _Joint:
                         amounts = tuple(amount for _, amount in slot.takes[k])
                         mark = slot.device.alternatives[k], slot.device.errors[k], values, amounts
                     if part != NO_DEVICE:
-                        offered[part].append((id(problem), s, mark))
+                        offered[problem.place[part] if problem.place else part].append((key, s, mark))
         self._kinds = [
             kinds.setdefault((tuple(offered[i]), tuple(sorted(part.units.items())), _sources(tree, i)), len(kinds))
             for i, part in enumerate(tree.parts)
@@ -234,14 +357,15 @@ class _Joint:
         for (i, name), cell in tree.cells.items():
             self._cells[i].append((name, cell))
 
-    def run(self) -> list[list[int]] | None:
-        """Searches depth first, without recursion: a node may take hundreds of pods."""
-        count = len(self._problems)
+    def run(self) -> list[tuple[int, list[int]]] | None:
+        """Returns the number of the problem, and its choices, for each pod. It searches depth first, without recursion: a node may take
+        hundreds of pods."""
+        count = len(self._pods)
         if not count:
             return []
         rooms = [list(self._tree.room)]
-        open_choices: list[Iterator[list[int]]] = [self._choices(0, rooms[0])]
-        chosen: list[list[int]] = []
+        open_choices = [self._choices(0, rooms[0])]
+        chosen: list[tuple[int, list[int]]] = []
         while open_choices:
             at = len(open_choices) - 1
             choice = next(open_choices[-1], None)
@@ -254,7 +378,7 @@ class _Joint:
                 if chosen:
                     chosen.pop()
                 continue
-            room = _after(self._problems[at], rooms[-1], choice)
+            room = _after(self._pods[at][choice[0]], rooms[-1], choice[1])
             if at + 1 == count:
                 return [*chosen, choice]
             if self._failed and self._state(at + 1, room) in self._failed:
@@ -265,15 +389,17 @@ class _Joint:
             open_choices.append(self._choices(at + 1, room))
         return None
 
-    def _choices(self, at: int, room: Sequence[int]) -> Iterator[list[int]]:
-        problem = self._problems[at]
-        if not problem.slots:
-            return iter([[]])
-        own = [*room, *problem.own_room]
-        return choices(
-            Problem(problem.slots, own, problem.leave, problem.subtrees, problem.conditions, problem.values),
-            self._budget,
-        )
+    def _choices(self, at: int, room: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
+        for number, problem in enumerate(self._pods[at]):
+            if any(room[cell] < amount for cell, amount in problem.node_takes):
+                continue
+            if not problem.slots:
+                yield number, []
+                continue
+            own = [*room, *problem.own_room]
+            found = Problem(problem.slots, own, problem.leave, problem.subtrees, problem.conditions, problem.values)
+            for chosen in choices(found, self._budget):
+                yield number, chosen
 
     def _state(self, at: int, room: Sequence[int]) -> object:
         """Names a state. Trees that differ by the order of equal subtrees have one name."""
@@ -285,7 +411,7 @@ class _Joint:
             forms[i] = (self._kinds[i], tuple((name, room[cell]) for name, cell in self._cells[i]), tuple(below))
             if parts[i].parent < 0:
                 roots.append(forms[i])
-        return at, id(self._problems[at]), tuple(sorted(roots, key=repr))
+        return at, tuple(sorted(roots, key=repr))
 
 
 def _sources(tree: NodeTree, i: int) -> object:

@@ -87,10 +87,11 @@ def _node(client: Client, item: dict[str, Any]) -> None:
 
 
 def tree(node: str, parts: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yields the parts of a node as they are drawn, a parent before its children."""
+    """Yields the parts of a node as they are drawn, a parent before its children. Those that other nodes reach, too, are drawn as its
+    own."""
     children: dict[str, list[Mapping[str, Any]]] = {}
     for part in parts:
-        children.setdefault(part["parent"], []).append(part)
+        children.setdefault(part["parent"] or node, []).append(part)
     open_parts = [(part, "", i + 1 == len(children[node])) for i, part in enumerate(children.get(node, []))][::-1]
     while open_parts:
         part, indent, last = open_parts.pop()

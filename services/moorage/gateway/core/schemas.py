@@ -126,7 +126,8 @@ class HolderItem(Model, kw_only=True):
 
 
 class PartItem(Model, kw_only=True):
-    """A part of a node. `used` includes claims that pods do not cover yet. `provider` is its uuid in the placement interface."""
+    """A part of a node, or one that several `nodes` reach. `used` includes claims that pods do not cover yet. `provider` is its uuid in
+    the placement interface."""
 
     id: str
     cluster: str
@@ -144,6 +145,7 @@ class PartItem(Model, kw_only=True):
     vendor: str = ""
     taints: list[DeviceTaint] = []
     classes: list[str] = []  # that select it
+    nodes: list[str] = []  # that reach it, of a part that several may
 
 
 class SlotItem(Model, kw_only=True):

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from moorage.fit.budget import BudgetExceeded
-from moorage.fit.inner_rows import InnerNodes
+from moorage.fit.inner_nodes import InnerNodes
 from moorage.fit.node_filter import eligible, other_host
 from moorage.fit.protocols import Ids
 from moorage.fleet import Fleet
@@ -503,8 +503,16 @@ class Draft:
         for place in self.open():
             if place.node == node:
                 add_on(taken, node, place.resources)
+            else:
+                # What other nodes reach, too, they may have taken.
+                add_on(taken, node, {name: place.resources[name] for name in resources if self._is_common(name, place)})
         room = self.room[node]
         return all(taken[node].get(n, 0) + amount <= room.get(n, 0) for n, amount in resources.items() if amount)
+
+    def _is_common(self, name: str, place: Place) -> bool:
+        """Returns whether the place has of a part that several nodes reach."""
+        of_part = part_and_class(name) if name in place.resources else None
+        return of_part is not None and of_part[0] in self.fleet.parts.shared_in(self.cid)
 
     # -- the result ---------------------------------------------------------------------------------------------------
 

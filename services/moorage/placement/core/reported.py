@@ -203,8 +203,8 @@ class ReportedTrees:
         trees = self.columns.clusters[cid]
         first = self._forest.first_row(block_of(cid))
         assert first is not None
-        index = int(trees.firsts.searchsorted(row - first, "right")) - 1
-        return trees.names[index], trees.sources[index], row - first - int(trees.firsts[index])
+        index = int(trees.of[row - first])
+        return trees.names[index], trees.sources[index], int(trees.place[row - first])
 
     def name(self, uuid: str) -> str:
         """Returns the name of a provider that is there."""

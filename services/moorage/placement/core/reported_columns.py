@@ -33,11 +33,13 @@ _ADDED = b'"added":'
 
 
 class ClusterTrees(NamedTuple):
-    """The nodes of a cluster as they were written: their names, layouts and first rows in the block, and the block's ids."""
+    """The nodes of a cluster as they were written: their names and layouts, by row of the block the node and the position in its
+    layout, and the block's ids."""
 
     names: list[str]
     sources: list[bytes]
-    firsts: Rows
+    of: Rows
+    place: Rows
     ids: list[str]
 
 
@@ -69,7 +71,8 @@ class _Found:
 
 
 class _Nodes(NamedTuple):
-    """The nodes of a cluster, and the rows that they and their parts get in its block."""
+    """The nodes of a cluster, and the rows that they and their parts get in its block. A part that several nodes reach has one row,
+    among those of the first of them."""
 
     cid: int
     rows: NDArray[np.intp]  # of the fleet
@@ -79,6 +82,7 @@ class _Nodes(NamedTuple):
     place: Rows  # by row, the position in the layout
     source: Rows  # by row, the row in the table of layouts; 0 where the node has no parts
     inner: NDArray[np.bool_]  # by row, whether the node has parts
+    rank: Rows | None = None  # by row if no part were left out, how many rows there are before it; None: none is
 
 
 class _Names(NamedTuple):
@@ -134,6 +138,7 @@ class ReportedColumns:
         parent = np.where(nodes.inner, table["parent"][nodes.source], -1) if nodes.inner.any() else -1 - 0 * nodes.of
         leave = np.where(nodes.inner, table["leave"][nodes.source], 1) if nodes.inner.any() else 1 + 0 * nodes.of
         first = nodes.firsts[nodes.of]
+        root, parent, leave = _placed(nodes, first, parent, leave)
         usable = self._fleet.usable[nodes.rows] & ~self._taints()[self._fleet.taintset[nodes.rows]]
         disabled = ~usable[nodes.of]
         trees = self._trees(nodes)
@@ -143,9 +148,9 @@ class ReportedColumns:
             block_of(cid),
             TreeRows(
                 trees.ids,
-                first,
-                np.where(parent < 0, -1, first + parent),
-                first + leave,
+                root,
+                parent,
+                leave,
                 names.traits,
                 names.aggregates,
                 disabled,
@@ -171,7 +176,16 @@ class ReportedColumns:
         place = np.arange(len(of), dtype=np.int64) - firsts[of]
         inner = (layouts > 0)[of]
         source = np.where(inner, table.first[layouts][of] + place, 0)
-        return _Nodes(cid, rows, layouts, firsts, of, place, source, inner)
+        # Parts that take of the same counters have rows at the same nodes, so that the first of these has all of a tree.
+        again = [found[1:] for found in fleet.parts.shared_in(cid).values() if len(found) > 1]
+        if not again:
+            return _Nodes(cid, rows, layouts, firsts, of, place, source, inner)
+        having, begins, _ = fleet.parts.first_rows(cid, fleet.first_row(cid))
+        of_part = np.zeros(len(rows), np.int64)
+        of_part[np.searchsorted(rows, having)] = begins
+        kept = ~(inner & np.isin(of_part[of] + place, np.concatenate(again)))
+        rank = np.concatenate([[0], np.cumsum(kept)])
+        return _Nodes(cid, rows, layouts, rank[firsts], of[kept], place[kept], source[kept], inner[kept], rank)
 
     def _trees(self, nodes: _Nodes) -> ClusterTrees:
         names = self._fleet.names_at(nodes.cid, nodes.rows)
@@ -181,14 +195,25 @@ class ReportedColumns:
         if before is not None and before.names == names and before.sources == sources:
             return before
         of = uuids_of(self._fleet.names[nodes.cid])
-        ids: list[str] = []
+        if nodes.rank is not None:
+            ids = [
+                of(
+                    part_id(
+                        names[node],
+                        self._fleet.parts.layouts.found[nodes.layouts[node]].parts[at].path if inner else "",
+                    )
+                )
+                for node, at, inner in zip(nodes.of.tolist(), nodes.place.tolist(), nodes.inner.tolist(), strict=True)
+            ]
+            return ClusterTrees(names, sources, nodes.of, nodes.place, ids)
+        ids = []
         paths: dict[int, list[str]] = {0: [""]}
         for name, number in zip(names, nodes.layouts.tolist(), strict=True):
             found = paths.get(number)
             if found is None:
                 found = paths[number] = [part.path for part in self._fleet.parts.layouts.found[number].parts]
             ids += [of(part_id(name, path)) for path in found]
-        return ClusterTrees(names, sources, nodes.firsts, ids)
+        return ClusterTrees(names, sources, nodes.of, nodes.place, ids)
 
     # -- inventories --------------------------------------------------------------------------------------------------
 
@@ -414,6 +439,19 @@ class ReportedColumns:
             names = {aggregate_of(cluster, name) for name in self._fleet.parts.aggregates.sets[key >> 1]}
             numbers.append(self._forest.aggregates.number(names | ({cluster_aggregate(cluster)} if key & 1 else set())))
         return np.array(numbers, np.int32)[rows.reshape(-1)]
+
+
+def _placed(nodes: _Nodes, first: Rows, parent: Rows, leave: Rows) -> tuple[Rows, Rows, Rows]:
+    """Returns root, parent and end of each row. Parts that several nodes reach are roots, or below others of them."""
+    if nodes.rank is None:
+        return first, np.where(parent < 0, -1, first + parent), first + leave
+    # Where the rows of the nodes would begin if no part were left out.
+    begins = np.searchsorted(nodes.rank, nodes.firsts, side="right") - 1
+    begin, own = begins[nodes.of], np.arange(len(nodes.of))
+    common = nodes.place >= leave[first]
+    parent = np.where(parent < 0, -1, nodes.rank[begin + np.maximum(parent, 0)])
+    root = np.where(common, np.where(parent < 0, own, parent), first)
+    return root, parent, nodes.rank[begin + leave]
 
 
 def _nested(parents: Rows, rows: Rows, leave: Rows, free: Rows, claimed: Rows) -> tuple[Rows, Rows]:

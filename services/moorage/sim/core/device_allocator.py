@@ -6,8 +6,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-import msgspec
-
 from moorage.dra.objects import AllocatedDevice
 from moorage.dra.slices import NodeDevices
 from moorage.fit.budget import BudgetExceeded
@@ -83,7 +81,7 @@ def _state(view: NodeView) -> NodeState:
     """Returns the node with its devices, those that other nodes reach included: what these take of them is in use here, too."""
     report = NodeReport(
         name=view.name,
-        devices=[msgspec.structs.replace(device, shared=False) for device in view.devices.devices],
+        devices=view.devices.devices,
         counters=view.devices.counters,
         device_classes=list(view.classes),
         incomplete_pools=bool(view.devices.problems),

@@ -1,0 +1,380 @@
+"""Devices that several nodes reach, and counters of which devices of several nodes take: nobody gets them twice."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from moorage.agent.core import kube_types
+from moorage.agent.core.cluster_state import ClusterState
+from moorage.dra import objects as dra
+from moorage.fit import Assigned, FitCache, Unassigned, assign
+from moorage.fit.device_counts import count_devices
+from moorage.fleet import ExcerptFleet, Fleet, FleetWriter, copy_of, normalize_node
+from moorage.fleet.class_status import devices_in
+from moorage.kube.objects import Key
+from moorage.ledger import Capacity, Ledger
+from moorage.ledger.room import free_of
+from moorage.model.claims import Claim, Commit, Decision, Entry, IntentRef, Release, Withdrawal
+from moorage.model.part_requests import DeviceAsk, PartGroup, PropertyCondition
+from moorage.model.reports import NodeReport
+from moorage.model.shapes import Shape
+from moorage.model.slots import Slot, resource_of_part
+from moorage.parts import NAMELESS, SHARES, Budget, Forest, Group, Request, candidates
+from moorage.parts.inside import provider_uuid
+from moorage.placement.core.reported_columns import ReportedColumns
+from moorage_testkit.fleets import writer_of
+
+DRIVER, POOL, CLASS = "d.io", "rack", "D_IO"
+LAB = "lab/one"
+
+
+@dataclass(frozen=True)
+class Device:
+    """`reach`: the nodes; one name alone is a device of that node. `takes`: of the only set of counters."""
+
+    name: str
+    reach: tuple[str, ...]
+    takes: int = 0
+    model: str = "a"
+
+    @property
+    def ident(self) -> str:
+        return f"{DRIVER}/{POOL}/{self.name}"
+
+    def body(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"name": self.name, "attributes": {"model": {"string": self.model}}}
+        if self.takes:
+            found["consumesCounters"] = [{"counterSet": "c", "counters": {"m": {"value": str(self.takes)}}}]
+        if len(self.reach) == 1:
+            return found | {"nodeName": self.reach[0]}
+        terms = [{"matchExpressions": [{"key": "host", "operator": "In", "values": list(self.reach)}]}]
+        return found | {"nodeSelector": {"nodeSelectorTerms": terms}}
+
+
+class Cluster:
+    """What an agent reports of nodes with these devices, as the fleet and the ledger see it."""
+
+    def __init__(self, cpu: Mapping[str, int], devices: Sequence[Device], counters: int = 0) -> None:
+        self.state, self.names = ClusterState(), list(cpu)
+        for name, cores in cpu.items():
+            body = {
+                "metadata": {"name": name, "uid": name, "labels": {"host": name}},
+                "status": {
+                    "allocatable": {"cpu": str(cores), "pods": "110"},
+                    "conditions": [{"type": "Ready", "status": "True"}],
+                },
+            }
+            self.state.put_node(Key("", name), kube_types.node(msgspec.json.encode(body)))
+        pool = {"name": POOL, "generation": 1, "resourceSliceCount": 2}
+        spec = {"driver": DRIVER, "pool": pool, "perDeviceNodeSelection": True}
+        sets = [{"name": "c", "counters": {"m": {"value": str(counters)}}}]
+        self._put_slice("devices", spec | {"devices": [device.body() for device in devices]})
+        self._put_slice("counters", spec | ({"sharedCounters": sets} if counters else {}))
+        self.writer: FleetWriter = writer_of({LAB: self.reports()})
+        self.ledger = Ledger()
+        self.capacity = Capacity(self.writer.fleet, self.ledger)
+
+    def _put_slice(self, name: str, spec: Mapping[str, Any]) -> None:
+        body = {"metadata": {"name": name, "uid": name}, "spec": spec}
+        self.state.put_slice(Key("", name), dra.slice_(msgspec.json.encode(body)))
+
+    def reports(self) -> list[NodeReport]:
+        rows = [self.state.row(self.state.nodes[name]) for name in self.names]
+        return [msgspec.json.decode(msgspec.json.encode(row), type=NodeReport) for row in rows]
+
+    def report(self, nodes: Sequence[NodeReport]) -> None:
+        self.writer.put(0, LAB, [normalize_node(report)[0] for report in nodes], whole=True)
+
+    @property
+    def fleet(self) -> Fleet:
+        return self.writer.fleet
+
+    def assign(self, *shapes: Shape, fleet: Fleet | None = None) -> Assigned | Unassigned:
+        found = fleet or self.fleet
+        return assign(found, found.rows_of(0), shapes)
+
+    def fold(self, *entries: Entry) -> None:
+        commit = Commit(id=str(self.ledger.seq), entries=list(entries))
+        self.capacity.folded(self.ledger.fold(self.ledger.seq + 1, commit), commit.entries_of(Decision))
+
+    def free(self, node: str, device: Device) -> int | None:
+        row = self.fleet.row_of(0, node)
+        assert row is not None
+        return free_of(self.fleet, row, resource_of_part(device.ident, CLASS))
+
+
+def wanting(count: int = 1, pods: int = 1, cpu: int = 1, model: str = "", name: str = "s") -> Shape:
+    selector = ((PropertyCondition(key="model", operator="In", values=(model,)),),) if model else ()
+    ask = DeviceAsk(device_class="", count=count, properties=selector, selectors=("true",))
+    return Shape(
+        key=f"{name}{count}-{pods}-{cpu}-{model}",
+        object=f"Deployment/{name}",
+        template="t",
+        count=pods,
+        resources={"cpu": cpu * 1000, "pods": 1},
+        groups=[PartGroup(suffix=f"claim-{name}/r", devices=(ask,))],
+    )
+
+
+def decision(ident: str, slots: Sequence[Slot]) -> Decision:
+    intent = IntentRef(kind="Application", name="g", revision=1)
+    claim = Claim(
+        id=f"k-{ident}",
+        decision=ident,
+        intent=intent,
+        tenant="t",
+        slots=list(slots),
+        app="a",
+        object=f"Deployment/{ident}",
+        cluster=LAB,
+    )
+    return Decision(id=ident, group=f"g-{ident}", revision=1, claims=[claim])
+
+
+def slots_of(found: Assigned | Unassigned) -> list[Slot]:
+    assert isinstance(found, Assigned), found
+    return [slot for slots in found.slots for slot in slots]
+
+
+def given(slots: Sequence[Slot]) -> list[tuple[str, str]]:
+    """Returns the node and the device of each grant."""
+    return sorted((slot.node, grant.part) for slot in slots for grant in slot.devices for _ in range(slot.count))
+
+
+FAR = Device("far", ("n0", "n1"))
+
+
+def test_two_nodes_that_reach_one_device_run_one_pod() -> None:
+    cluster = Cluster({"n0": 8, "n1": 8}, [FAR])
+    (slot,) = slots_of(cluster.assign(wanting()))
+    assert given([slot]) == [(slot.node, FAR.ident)]
+    refused = cluster.assign(wanting(pods=2))
+    assert isinstance(refused, Unassigned)
+    assert (refused.code, refused.needed, refused.best) == ("PartShort", 2, 1)
+
+
+def test_nodes_leave_what_they_have_in_common_to_those_that_need_it() -> None:
+    own = Device("own", ("n0",))
+    cluster = Cluster({"n0": 1, "n1": 1}, [FAR, own])
+    slots = slots_of(cluster.assign(wanting(pods=2)))
+    assert given(slots) == [("n0", own.ident), ("n1", FAR.ident)]
+
+
+def test_what_one_node_claims_is_claimed_of_all_that_reach_it_until_it_is_released() -> None:
+    cluster = Cluster({"n0": 8, "n1": 8, "n2": 8}, [FAR])
+    first = decision("d1", slots_of(cluster.assign(wanting())))
+    (node,) = {slot.node for slot in first.claims[0].slots}
+    other = {"n0": "n1", "n1": "n0"}[node]
+    cluster.capacity.hold(first)
+    assert cluster.capacity.fits("d1") and cluster.free(other, FAR) == 0 and cluster.free("n2", FAR) is None
+    moved = [msgspec.structs.replace(slot, node=other) for slot in first.claims[0].slots]
+    cluster.capacity.hold(decision("d2", moved))
+    assert not cluster.capacity.fits("d2"), "of two decisions in flight one gets it"
+    cluster.capacity.give_back("d2")
+    cluster.fold(first)
+    assert isinstance(cluster.assign(wanting()), Unassigned)
+    row = cluster.fleet.row_of(0, other)
+    assert row is not None and cluster.fleet.parts_taken(row) == {}, "it is not this node's claim"
+    before = cluster.fleet.tick
+    cluster.fold(Withdrawal(group="g-d1", revision=1), Release(claims=["k-d1"]))
+    assert cluster.free(other, FAR) == cluster.free(node, FAR) == 1
+    improved = cluster.fleet.improved_since(before)
+    assert improved is not None and row in improved, "a group that waits for it at the other node is woken"
+
+
+def test_claims_count_again_after_the_parts_were_laid_out_anew() -> None:
+    cluster = Cluster({"n0": 8, "n1": 8}, [FAR])
+    cluster.fold(decision("d1", slots_of(cluster.assign(wanting()))))
+    more = Cluster({"n0": 8, "n1": 8}, [FAR, Device("late", ("n1", "n0"))])
+    cluster.report(more.reports())
+    assert [cluster.free(node, FAR) for node in ("n0", "n1")] == [0, 0]
+    assert isinstance(cluster.assign(wanting()), Assigned)
+    assert isinstance(cluster.assign(wanting(pods=2)), Unassigned)
+    cluster.fold(Withdrawal(group="g-d1", revision=1), Release(claims=["k-d1"]))
+    assert [cluster.free(node, FAR) for node in ("n0", "n1")] == [1, 1]
+
+
+def test_what_a_stranger_has_is_in_use_at_every_node() -> None:
+    cluster = Cluster({"n0": 8, "n1": 8}, [FAR])
+    result = {"driver": DRIVER, "pool": POOL, "device": "far"}
+    allocation = {"devices": {"results": [result]}}
+    body = {"metadata": {"name": "c", "namespace": "x", "uid": "c"}, "status": {"allocation": allocation}}
+    cluster.state.put_device_claim(Key("x", "c"), dra.device_claim(msgspec.json.encode(body)))
+    cluster.report(cluster.reports())
+    assert [cluster.free(node, FAR) for node in ("n0", "n1")] == [0, 0]
+
+
+def test_devices_of_nodes_share_counters() -> None:
+    devices = [Device("whole-0", ("n0",), takes=4), Device("whole-1", ("n1",), takes=4), Device("half", ("n1",), 2)]
+    cluster = Cluster({"n0": 8, "n1": 8}, devices, counters=6)
+    slots = slots_of(cluster.assign(wanting(pods=2)))
+    assert given(slots) == [("n0", devices[0].ident), ("n1", devices[2].ident)]
+    assert isinstance(cluster.assign(wanting(pods=3)), Unassigned)
+    cluster.fold(decision("d1", [slot for slot in slots if slot.node == "n0"]))
+    assert [cluster.free("n1", device) for device in devices[1:]] == [0, 1]
+    copied = copy_of(cluster.fleet, rows_of=[0], resources=["cpu", "pods"], sums=[], claims=[], epochs=[])
+    copy = ExcerptFleet(copied.encode([], [], b""))
+    assert given(slots_of(cluster.assign(wanting(), fleet=copy))) == [("n1", devices[2].ident)]
+
+
+def test_a_device_counts_once() -> None:
+    cluster = Cluster({"n0": 8, "n1": 8}, [FAR, Device("own", ("n0",))])
+    fleet = cluster.fleet
+    assert len(devices_in(fleet, [0]).rows) == 2
+    assert fleet.parts.counts() == {DRIVER: 2}
+    counts = count_devices(fleet, wanting().groups[0].devices[0], np.ones(1, np.bool_))
+    assert (counts.there[0], counts.free[0], counts.most_free[0]) == (2, 2, 2)
+
+
+def test_a_device_counts_once_where_counters_are_shared() -> None:
+    devices = [Device("d0", ("n1",), takes=1), Device("d1", ("n0",), takes=1), Device("d2", ("n0", "n1"), takes=1)]
+    fleet = Cluster({"n0": 8, "n1": 8}, devices, counters=9).fleet
+    assert len(devices_in(fleet, [0]).rows) == 3
+    counts = count_devices(fleet, wanting().groups[0].devices[0], np.ones(1, np.bool_))
+    assert (counts.there[0], counts.free[0], counts.most_free[0]) == (3, 3, 2)
+
+
+def test_they_are_providers_of_their_own_with_an_aggregate_in_common_with_the_nodes() -> None:
+    devices = [FAR, Device("d0", ("n2",), takes=1), Device("d1", ("n1",), takes=1)]
+    cluster = Cluster({"n0": 8, "n1": 8, "n2": 8}, devices, counters=9)
+    forest = Forest()
+    ReportedColumns(cluster.fleet, forest).write(0)
+    rows = {ident: forest.rows[provider_uuid(LAB, ident)] for ident in ("n0", "n1", "n2", *(d.ident for d in devices))}
+    counters = forest.rows[provider_uuid(LAB, f"{DRIVER}/{POOL}/counters:c")]
+    assert len(forest.rows) == 7
+    roots = {ident: int(forest.root[row]) for ident, row in rows.items()}
+    assert (
+        roots["n0"] == rows["n0"] and roots[FAR.ident] == rows[FAR.ident] and int(forest.parent[rows[FAR.ident]]) == -1
+    )
+    assert {roots[device.ident] for device in devices[1:]} == {counters}
+    assert int(forest.leave[counters]) == counters + 3 and int(forest.leave[rows["n1"]]) == rows["n1"] + 1
+    names = {ident: forest.aggregates.sets[int(forest.aggregate_set[row])] for ident, row in rows.items()}
+    for device in devices:
+        reaching = [node for node in ("n0", "n1", "n2") if names[device.ident] & names[node]]
+        assert reaching == sorted(device.reach)
+    assert all(SHARES in forest.traits.sets[int(forest.trait_set[rows[d.ident]])] for d in devices)
+    assert len(list(candidates(forest, Request({NAMELESS: Group({"VCPU": 1})}), Budget(1000)))) == 3
+
+
+def test_clusters_fit_by_what_their_nodes_hold_together() -> None:
+    cluster = Cluster({"n0": 8, "n1": 8}, [FAR])
+    fits = FitCache(cluster.fleet)
+    assert fits.get(wanting()).fits[0]
+    assert not fits.get(wanting(pods=2)).fits[0]
+
+
+# --- against brute force ----------------------------------------------------------------------------------------------
+
+
+def solutions(cluster: Cluster, devices: Sequence[Device], counters: int, shapes: Sequence[Shape]) -> bool:
+    """Returns whether there are nodes and devices for all pods, by trying all."""
+    cpu = {}
+    for name in cluster.names:
+        row, free = cluster.fleet.row_of(0, name), cluster.fleet.free("cpu")
+        assert row is not None and free is not None
+        cpu[name] = int(free[row])
+    pods = [shape for shape in shapes for _ in range(shape.count)]
+
+    def place(at: int, taken: frozenset[str], used: int, cpus: Mapping[str, int]) -> bool:
+        if at == len(pods):
+            return True
+        shape = pods[at]
+        ask, need = shape.groups[0].devices[0], shape.resources["cpu"]
+        for node in cluster.names:
+            if cpus[node] < need:
+                continue
+            able = [
+                d
+                for d in devices
+                if node in d.reach
+                and d.name not in taken
+                and (not ask.properties or d.model in ask.properties[0][0].values)
+            ]
+            for some in itertools.combinations(able, ask.count):
+                total = used + sum(d.takes for d in some)
+                if (not any(d.takes for d in some) or total <= counters) and place(
+                    at + 1, taken | {d.name for d in some}, total, {**cpus, node: cpus[node] - need}
+                ):
+                    return True
+        return False
+
+    return place(0, frozenset(), 0, cpu)
+
+
+def is_sound(slots: Sequence[Slot], devices: Sequence[Device], counters: int, asked: Sequence[Shape]) -> bool:
+    by_ident = {device.ident: device for device in devices}
+    grants = given(slots)
+    if len({part for _, part in grants}) < len(grants) or any(n not in by_ident[part].reach for n, part in grants):
+        return False
+    pods = Counter[str]()
+    for slot in slots:
+        pods[slot.node] += slot.count
+    wanted = sum(shape.count * shape.groups[0].devices[0].count for shape in asked)
+    taken = sum(by_ident[part].takes for _, part in grants)
+    return len(grants) == wanted and taken <= counters
+
+
+def worlds(seeds: int, first: int = 0) -> Iterator[tuple[Random, dict[str, int], list[Device], int]]:
+    for seed in range(first, first + seeds):
+        rng = Random(seed)
+        names = [f"n{i}" for i in range(rng.randint(2, 3))]
+        counters = rng.choice([0, 0, 3, 5])
+        devices = [
+            Device(
+                f"d{i}",
+                tuple(sorted(rng.sample(names, rng.randint(1, len(names))))),
+                rng.randint(0, 3) if counters else 0,
+                rng.choice("ab"),
+            )
+            for i in range(rng.randint(1, 5))
+        ]
+        yield rng, {name: rng.randint(1, 3) for name in names}, devices, counters
+
+
+def check(seeds: int, first: int) -> None:
+    outcomes = Counter[bool]()
+    for rng, cpu, devices, counters in worlds(seeds, first):
+        cluster = Cluster(cpu, devices, counters)
+        shapes = [
+            wanting(rng.randint(1, 2), rng.randint(1, 3), rng.randint(1, 2), rng.choice(["", "a", "b"]), name)
+            for name in "st"[: rng.randint(1, 2)]
+        ]
+        found = cluster.assign(*shapes)
+        expected = solutions(cluster, devices, counters, shapes)
+        outcomes[expected] += 1
+        assert isinstance(found, Assigned) == expected, (cpu, devices, counters, shapes, found)
+        if len(shapes) == 1:
+            assert bool(FitCache(cluster.fleet).get(shapes[0]).fits[0]) == expected
+        if isinstance(found, Assigned):
+            slots = slots_of(found)
+            assert is_sound(slots, devices, counters, shapes), (devices, slots)
+            entry = decision("d", slots)
+            cluster.capacity.hold(entry)
+            assert cluster.capacity.fits("d")
+            cluster.fold(entry)
+            left = [d for d in devices if d.ident not in {part for _, part in given(slots)}]
+            rest = counters - sum(d.takes for d in devices if d not in left)
+            again = wanting(1, rng.randint(1, 2), 1, "", "again")
+            late = cluster.assign(again)
+            assert isinstance(late, Assigned) == solutions(cluster, left, rest, [again]), (devices, slots, late)
+            if isinstance(late, Assigned):
+                assert is_sound(slots_of(late), left, rest, [again])
+    assert min(outcomes[True], outcomes[False]) > seeds // 20
+
+
+def test_what_fits_is_found_and_what_does_not_is_refused() -> None:
+    check(150, 0)
+
+
+@pytest.mark.long
+def test_what_fits_is_found_and_what_does_not_is_refused_in_many_worlds() -> None:
+    check(3000, 1000)
