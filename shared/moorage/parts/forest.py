@@ -360,23 +360,24 @@ class Forest:
     def sharing_with(self) -> dict[int, set[int]]:
         """Returns the roots of other trees that each sharing part serves, by row of the part."""
         if self._served_by is None:
-            offering = self._offering() if self._sharing else self.disabled
-            able = (row for row in sorted(self._sharing) if offering[row] and not self.disabled[row])
-            self._served_by = {row: self._served(row) for row in able}
+            able = [row for row in sorted(self._sharing) if not self.disabled[row]]
+            self._served_by = dict(zip(able, self._served(able), strict=True)) if able else {}
         return self._served_by
 
-    def _offering(self) -> NDArray[np.bool_]:
-        """Returns which rows have an inventory."""
-        found = np.zeros(self.n, np.bool_)
-        for columns in self.classes.values():
-            found[columns.row[columns.row >= 0]] = True
-        return found
-
-    def _served(self, row: int) -> set[int]:
-        names = self.aggregates.sets[int(self.aggregate_set[row])]
-        member = self.aggregates.where(("any", names), lambda other: not names.isdisjoint(other))
-        rows = np.flatnonzero(member[self.aggregate_set[: self.n]] & (self.root[: self.n] >= 0))
-        return set(np.unique(self.root[rows]).tolist()) - {int(self.root[row])}
+    def _served(self, sharing: Sequence[int]) -> Iterator[set[int]]:
+        """Yields the roots of other trees that have an aggregate in common with each of these parts."""
+        there = np.flatnonzero(self.root[: self.n] >= 0)
+        order = there[np.argsort(self.aggregate_set[there], kind="stable")]
+        distinct, first = np.unique(self.aggregate_set[order], return_index=True)
+        rows_of = dict(zip(distinct.tolist(), np.split(order, first[1:]), strict=True))
+        members: dict[str, list[int]] = {}
+        for number in rows_of:
+            for name in self.aggregates.sets[number]:
+                members.setdefault(name, []).append(number)
+        for row in sharing:
+            found = {number for name in self.aggregates.sets[int(self.aggregate_set[row])] for number in members[name]}
+            served = {root for number in found for root in np.unique(self.root[rows_of[number]]).tolist()}
+            yield served - {int(self.root[row])}
 
     def _erase(self, block: int) -> None:
         self._served_by = None
