@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from moorage.fit.budget import BudgetExceeded
-from moorage.fit.inner_rows import InnerNodes
+from moorage.fit.inner_nodes import InnerNodes
 from moorage.ledger import ActiveClaim
 from moorage.ledger.families import Place as FamilyPlace
 from moorage.ledger.ledger import DEVICE_FAILED, MASS_FAILURE
