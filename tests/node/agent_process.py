@@ -68,3 +68,10 @@ class AgentProcess:
         assert code in (0, 1), err
         found = json.loads(out)
         return found.get("items", found)
+
+    async def metrics(self) -> str:
+        reader, writer = await asyncio.open_unix_connection(self.root / "node.sock")
+        writer.write(b"GET /metrics HTTP/1.0\r\n\r\n")
+        answer = await reader.read()
+        writer.close()
+        return answer.decode()

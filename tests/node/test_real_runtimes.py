@@ -166,6 +166,58 @@ async def test_a_killed_agent_finds_everything_again(
     await client.close()
 
 
+#: What a state file may be when an agent starts: lost, empty, torn, junk, of a later version.
+STATES = (None, b"", b'{"entries": {"uid-etl"', b"\xff\0junk", b'{"a": 1, "version": 99, "checksum": "00"}')
+
+
+async def test_whatever_became_of_its_state_a_start_touches_no_process(
+    agent: AgentProcess, containerd: Containerd, tmp_path: Path
+) -> None:
+    client = CriClient(agent.cri, containerd.cgroup_parent)
+    pid = await client.pid(await _run(client, tmp_path / "pods", "etl", "ETL"))
+    cpuset = cgroup_file(pid, "cpuset", "cpuset.cpus")
+    await agent.stop()
+    files = [agent.root / name for name in ("qos_resource_manager_state", "cpu_plugin_state", "memory_plugin_state")]
+    ours = [file.read_bytes() for file in files]
+
+    async def applied() -> bool:
+        return [(item["uid"], item["applied"]) for item in await agent.ask("allocations")] == [("uid-etl", True)]
+
+    for content in STATES:
+        for file in files:
+            if content is None:
+                file.unlink()
+            else:
+                file.write_bytes(content)
+        await agent.start()
+        await eventually(applied, 60)
+        assert cpuset.read_text().strip() == "1"
+        assert 'updates_total{outcome="ok"}' not in await agent.metrics()
+        await agent.stop()
+    # Back to the version that wrote them.
+    for file, content in zip(files, ours, strict=True):
+        file.write_bytes(content)
+    # Off: what runs stays as it is, and what starts is as the kubelet wants it. On again: all has what its role gives it.
+    on = agent._arguments
+    agent._arguments = tuple(word.replace("=true", "=false") for word in on)
+    await agent.start()
+    await client.close()
+    client = CriClient(agent.cri, containerd.cgroup_parent)
+    late = await client.pid(await _run(client, tmp_path / "pods", "late", "ETL"))
+    assert cpuset.read_text().strip() == "1"
+    assert cgroup_file(late, "cpuset", "cpuset.cpus").read_text().strip() in ("", "0-1")
+    await agent.stop()
+    agent._arguments = on
+    await agent.start()
+
+    async def pinned() -> bool:
+        return cgroup_file(late, "cpuset", "cpuset.cpus").read_text().strip() == "1"
+
+    await eventually(pinned, 60)
+    assert cpuset.read_text().strip() == "1"
+    await client.close()
+
+
 async def test_by_nri(nri_containerd: Containerd, tmp_path: Path) -> None:
     daemon = nri_containerd
     agent = make_agent(tmp_path, daemon, "--attach", "nri", "--nri", str(daemon.nri_socket))
