@@ -128,6 +128,12 @@ def places(mesh: Mesh, name: str) -> dict[str, list[str]]:
     return {cluster: sorted(parts) for cluster, parts in found.items()}
 
 
+def lacks(mesh: Mesh, name: str) -> set[tuple[str, str, str]]:
+    """Returns the codes of reasons, with what is needed and what there is at most."""
+    reasons = why(mesh, name).get("reasons", ())
+    return {(reason["code"], reason.get("needed", ""), reason.get("free", "")) for reason in reasons}
+
+
 def status(mesh: Mesh) -> tuple[str, str]:
     found = mesh.http("/v1/resource-classes/big")["status"]
     return found["allocatable"], found["requested"]
@@ -164,7 +170,7 @@ def test_who_waits_gets_devices_that_are_plugged_in(mesh: Mesh) -> None:
     change(mesh, fleet(a=("g0",), b=("g0",)))
     apply(mesh, application("wide", 1, {"name": "gpus", "class": "big", "count": 2}))
     until(lambda: why(mesh, "wide")["phase"] == "Pending")
-    assert "PartShort" in {reason["code"] for reason in why(mesh, "wide")["reasons"]}
+    until(lambda: ("PartMissing", "2", "1") in lacks(mesh, "wide"))
     change(mesh, fleet(a=("g0",), b=("g0", "g1")))
     until(lambda: why(mesh, "wide")["phase"] == "Running")
     assert places(mesh, "wide") == {"lab/b": [f"{DRIVER}/n/g0", f"{DRIVER}/n/g1"]}
