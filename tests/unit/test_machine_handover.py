@@ -89,6 +89,32 @@ def test_events_tell_what_changes_with_a_machine() -> None:
     assert w.told[2:] == [("g", "NodesNotReady"), ("g", "AllNodesReady")]
 
 
+@pytest.mark.parametrize("watch_first", [True, False])
+def test_a_node_that_others_write_at_the_same_time_is_written_again_at_once(watch_first: bool) -> None:
+    """Kubernetes taints a Node that is cordoned while its label is being taken off."""
+    w = world()
+    w.rest()
+    node = w.objects["Node", "", "n0"]
+    node["spec"]["unschedulable"] = True
+    w.change("Node", node)
+    while w.events:
+        w.observe()
+    effects, _ = w.core.plan(w.now)
+    (effect,) = [e for e in effects if e.kind == "Node"]
+    taint = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
+    node["spec"]["taints"] = [*node["spec"].get("taints", []), taint]
+    w.change("Node", node)
+    assert w.perform(effect) is None, "a conflict"
+    if watch_first:
+        while w.events:
+            w.observe()
+    w.core.done(effect, None, w.now)
+    while w.events:
+        w.observe()
+    again, _ = w.core.plan(w.now)
+    assert [e.name for e in again if e.kind == "Node"] == ["n0"]
+
+
 def test_slots_are_counted_by_state() -> None:
     w = world(slots=3, nodes=1)
     w.rest()

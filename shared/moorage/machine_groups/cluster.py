@@ -146,6 +146,8 @@ class ClusterMachines:
             return
         view = node_view(node)
         before = self.nodes.get(view.name)
+        if before is None or before.version != view.version:
+            self._put_off.pop(("Node", "", view.name), None)
         if before is not None and before._replace(version=view.version) == view:
             self.nodes[view.name] = view
             return
@@ -485,12 +487,18 @@ class ClusterMachines:
         if answer is not None:
             self._put_answer(effect, answer)
         else:
-            self._put_off[effect.key] = now + (REFUSED_RETRY if failed else CONFLICT_RETRY)
+            if failed or not self._has_newer_node(effect):
+                self._put_off[effect.key] = now + (REFUSED_RETRY if failed else CONFLICT_RETRY)
             self._repaired.pop(effect.key, None)
         if group_name:
             self._dirty_groups.add(group_name)
         if effect.kind == "Node":
             self._dirty_nodes.add(effect.name)
+
+    def _has_newer_node(self, effect: Effect) -> bool:
+        """Returns whether the version of a Node that a request missed is known already, so that it need not be waited for."""
+        node = self.nodes.get(effect.name) if effect.kind == "Node" else None
+        return node is not None and node.version != (effect.body.get("metadata") or {}).get("resourceVersion")
 
     def _pod_done(self, effect: Effect, group_name: str, answer: Object | None, now: float, failed: bool) -> None:
         group = self._groups.get(group_name)
