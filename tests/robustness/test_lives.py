@@ -27,7 +27,7 @@ from .conftest import MakeMesh
 
 FLEET = fleet(6, 8, readyDelayMs=300)
 SLOW = "c-5"
-FLEET["clusters"][5]["behaviour"] = {"readyDelayMs": 2000}
+FLEET["clusters"][5]["behaviour"] = {"readyDelayMs": 4000}
 FOR_EVER = 600
 
 
@@ -259,8 +259,8 @@ async def test_a_group_takes_over_the_objects_of_another_on_a_full_cluster(drive
 
         await end_faults(driver)
         await driver.http(f"{old}/instantiate", {})
-        await until(lambda: pods.running(SLOW) == 2, 40, "the old one runs")
-        await eventually(lambda: reached_phase(driver, old, "Running"), 40, "and says so")
+        await until(lambda: pods.running(SLOW) == 2, 60, "the old one runs")
+        await eventually(lambda: reached_phase(driver, old, "Running"), 60, "and says so")
         first = claims()
         pods.least = 2
         await driver.http(f"{old}/migrate", {"spec": {"targetCompositeAppVersion": "v2", "targetDigName": "g"}})
@@ -268,15 +268,17 @@ async def test_a_group_takes_over_the_objects_of_another_on_a_full_cluster(drive
             driver.mesh.kill(worker)
             await asyncio.sleep(0.3)
         if how == "it is given up":
-            await until(lambda: claims() > first, 40, "it has begun")
+            await until(lambda: claims() > first, 60, "it has begun")
+            await fault(driver, f"lab/{SLOW}", "silent")  # so that nobody is told that it runs
             await driver.http(f"{new}/terminate", {})
-            await eventually(lambda: reached_phase(driver, new, "Terminated"), 40, "the new one ended")
-            await until(lambda: claims() == first and pods.running(SLOW) == 2, 40, "the old pods are back")
-            await eventually(lambda: reached_phase(driver, old, "Running"), 40, "the old one runs")
+            await end_faults(driver)
+            await eventually(lambda: reached_phase(driver, new, "Terminated"), 60, "the new one ended")
+            await until(lambda: claims() == first and pods.running(SLOW) == 2, 60, "the old pods are back")
+            await eventually(lambda: reached_phase(driver, old, "Running"), 60, "the old one runs")
         else:
-            await eventually(lambda: reached_phase(driver, old, "Terminated"), 40, "the old one ended")
-            await until(lambda: not first & claims() and pods.running(SLOW) == 2, 40, "the new one runs alone")
-            await eventually(lambda: reached_phase(driver, new, "Running"), 40, "and says so")
+            await eventually(lambda: reached_phase(driver, old, "Terminated"), 60, "the old one ended")
+            await until(lambda: not first & claims() and pods.running(SLOW) == 2, 60, "the new one runs alone")
+            await eventually(lambda: reached_phase(driver, new, "Running"), 60, "and says so")
         assert pods.least >= 1, "one pod after the other was replaced"
     await driver.http(f"{old if how == 'it is given up' else new}/terminate", {})
     await nothing_left(driver)
