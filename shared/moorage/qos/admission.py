@@ -3,10 +3,23 @@ refused. It is a coroutine of calls: who runs it performs them, over sockets or 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import cast
 
-from .admission_calls import Admitted, Call, Calls, Failed, Method, Node, PluginInfo, PodRecord, Refused, Result
+from .admission_calls import (
+    Admitted,
+    Call,
+    Calls,
+    Failed,
+    Method,
+    Node,
+    PluginInfo,
+    PodRecord,
+    Refused,
+    Result,
+    call_plugin,
+    run_in_process,
+)
 from .claimed_zones import BadClaim, seats, zones_for
 from .messages import (
     CODES,
@@ -17,16 +30,23 @@ from .messages import (
     PodSpec,
     Refusal,
     ResourceAllocation,
-    ResourceAllocationInfo,
-    ResourcePlugin,
     ResourceRequest,
-    ZoneMiss,
     from_hint,
-    is_oci_property,
-    nodes_of,
     to_hint,
 )
 from .node_policy import ALIASES, RoleSpec
+from .pod_answers import (
+    check_conflicts,
+    disagreement,
+    hints_text,
+    in_order,
+    is_shared,
+    of_plugin,
+    plugin_of,
+    pod_total,
+    problem_of,
+    zones_text,
+)
 from .topology_hints import Hint, Hints, merge, merge_numeric
 
 __all__ = [
@@ -149,7 +169,7 @@ class _Admission:
             taken = [r.seat for r in records.values() if r.seat >= 0 and r.pod.claim == self.pod.claim]
             self.seat, self.zones = zones_for(found, taken)
             if self.zones and not self.zones & ((1 << self.node.zones) - 1):
-                message = f"the claim names zones {_zones(self.zones)}, which this node does not have"
+                message = f"the claim names zones {zones_text(self.zones)}, which this node does not have"
                 self.zones_problem = Refusal(code="ClaimUnmet", message=message)
 
     def run(self) -> Generator[Sequence[Call], Sequence[Result], PodRecord]:
@@ -204,7 +224,7 @@ class _Admission:
 
     def _plugins_for(self, container: ContainerSpec | None) -> list[PluginInfo]:
         requests = pod_total(self.pod) if container is None else container.requests
-        wanted = {_plugin_of(name) for name, amount in requests.items() if amount > 0}
+        wanted = {plugin_of(name) for name, amount in requests.items() if amount > 0}
         wanted |= set(_implicit(self.role))
         wanted |= {name for name, plugin in self.node.plugins.items() if plugin.everyone}
         if self.role is None or not self.role.binds:
@@ -233,7 +253,7 @@ class _Admission:
             if info is None:
                 continue
             asked = container.requests.get(plugin.resource, 0.0)
-            if info.is_scalar_resource and -(-info.allocated_quantity // 1) < round(asked, 3) and not _shared(info):
+            if info.is_scalar_resource and -(-info.allocated_quantity // 1) < round(asked, 3) and not is_shared(info):
                 return None
         return found
 
@@ -254,8 +274,8 @@ class _Admission:
             role=ALIASES.get(pod.role, pod.role),
             type=pod.type,
             hint=hint,
-            requests=_of_plugin(plugin.resource, requests),
-            limits=_of_plugin(plugin.resource, limits),
+            requests=of_plugin(plugin.resource, requests),
+            limits=of_plugin(plugin.resource, limits),
             labels=pod.labels,
             annotations=pod.annotations,
             qos_class=pod.qos_class.lower(),
@@ -334,9 +354,9 @@ class _Admission:
         if impossible and not self.zones:
             self.seen.extend(impossible.values())
             raise AllocationRefused(self.seen[0])
-        said = "; ".join(f"{name}: {_shown(hints)}" for name, hints in sorted(before.items()) if hints is not None)
+        said = "; ".join(f"{name}: {hints_text(hints)}" for name, hints in sorted(before.items()) if hints is not None)
         if self.zones:
-            message = f"the claim names zones {_zones(self.zones)}, which cannot give all of it ({said})"
+            message = f"the claim names zones {zones_text(self.zones)}, which cannot give all of it ({said})"
             nearest = next((r.nearest for r in impossible.values() if r.nearest), ())
             first = next(iter(impossible.values()), None)
             refusal = Refusal(
@@ -354,7 +374,7 @@ class _Admission:
                 code="TopologyAffinityError",
                 message=f"no zones suit all resources under the policy {policy} ({said})",
                 container=container,
-                nearest=_disagreement(answers, self.node.zones),
+                nearest=disagreement(answers, self.node.zones),
             )
         self._refuse(refusal)
 
@@ -398,13 +418,13 @@ class _Admission:
                 continue
             given = cast("ResourceAllocation", result or {})
             for name, info in given.items():
-                problem = _problem_of(info)
+                problem = problem_of(info)
                 if problem:
                     found = Failed(f"it answered {problem}")
                     self.seen.append(self._of_failure(call.plugin, found, container))
                     continue
                 hint = call.request.hint
-                if not info.resource_hints and hint is not None and hint.zones is not None and not _shared(info):
+                if not info.resource_hints and hint is not None and hint.zones is not None and not is_shared(info):
                     info.resource_hints = (from_hint(hint),)
                 allocation[name] = info
         if self.seen:
@@ -441,116 +461,3 @@ class _Admission:
         record.whole = True
         for container in self.pod.containers:
             record.containers[container.name] = dict(allocation)
-
-
-def in_order(containers: Iterable[ContainerSpec]) -> list[ContainerSpec]:
-    """Returns the order of admission: the main container, those beside it, then init containers, which run on what these have."""
-    rank = {ContainerType.MAIN: 0, ContainerType.SIDECAR: 1, ContainerType.INIT: 2, ContainerType.EPHEMERAL: 3}
-    return sorted(containers, key=lambda container: (rank[container.type], container.index))
-
-
-def pod_total(pod: PodSpec) -> dict[str, float]:
-    """Adds up what a pod requests: what runs together, or an init container with the sidecars before it, whichever is more."""
-    running: dict[str, float] = {}
-    beside: dict[str, float] = {}
-    peak: dict[str, float] = dict(pod.requests)
-    for container in pod.containers:
-        for name, amount in container.requests.items():
-            if container.type == ContainerType.INIT:
-                peak[name] = max(peak.get(name, 0.0), beside.get(name, 0.0) + amount)
-                continue
-            running[name] = running.get(name, 0.0) + amount
-            if container.restarts:
-                beside[name] = beside.get(name, 0.0) + amount
-    return {name: round(max(running.get(name, 0.0), peak.get(name, 0.0)), 3) for name in {**running, **peak}}
-
-
-def check_conflicts(record: PodRecord) -> None:
-    """Raises AllocationRefused where two plugins set one property, variable or annotation of a container differently."""
-    for container, allocation in record.containers.items():
-        said: dict[tuple[str, str], tuple[str, str]] = {}
-        for resource, info in sorted(allocation.items()):
-            given = [("property", info.oci_property_name, info.allocation_result)] if info.oci_property_name else []
-            given += [("variable", name, value) for name, value in info.envs.items()]
-            given += [("annotation", name, value) for name, value in info.annotations.items()]
-            for what, name, value in given:
-                other, before = said.setdefault((what, name), (resource, value))
-                if before != value:
-                    message = f"{other} and {resource} set the {what} {name} differently: {before!r} and {value!r}"
-                    raise AllocationRefused(
-                        Refusal(
-                            code="UnexpectedAdmissionError", message=message, resource=resource, container=container
-                        )
-                    )
-
-
-def _plugin_of(resource: str) -> str:
-    return "memory" if resource.startswith("hugepages-") else resource
-
-
-def _of_plugin(plugin: str, amounts: Mapping[str, float]) -> dict[str, float]:
-    return {name: round(amount, 3) for name, amount in amounts.items() if amount > 0 and _plugin_of(name) == plugin}
-
-
-def _shared(info: ResourceAllocationInfo) -> bool:
-    """Returns whether others have the same: CPUs of a pool are no amount that is compared with a request."""
-    return info.oci_property_name == "CpusetCpus" and not info.topology_assignments and not info.resource_hints
-
-
-def _problem_of(info: ResourceAllocationInfo) -> str:
-    if not is_oci_property(info.oci_property_name):
-        return f"an unknown property {info.oci_property_name[:80]!r}"
-    if info.oci_property_name and not info.allocation_result:
-        return f"nothing for the property {info.oci_property_name}"
-    return ""
-
-
-def _zones(mask: int) -> str:
-    return ", ".join(map(str, nodes_of(mask)))
-
-
-def _shown(hints: Sequence[Hint]) -> str:
-    sets = [_zones(h.zones) or "any" if h.zones is not None else "any" for h in hints if h.preferred]
-    return "{" + "} {".join(sets[:8]) + "}" if sets else "none preferred"
-
-
-def _disagreement(answers: Mapping[str, Hints], zones: int) -> tuple[ZoneMiss, ...]:
-    """Says for each zone which resources could not have it, the zone that most could first."""
-    lacking = {
-        zone: [
-            name
-            for name, hints in sorted(answers.items())
-            if hints is not None and not any(h.preferred and h.zones in (None, 1 << zone) for h in hints)
-        ]
-        for zone in range(zones)
-    }
-    ordered = sorted(lacking.items(), key=lambda found: (len(found[1]), found[0]))
-    return tuple(ZoneMiss(zone=zone, message=f"not for {', '.join(names)}") for zone, names in ordered if names)
-
-
-# --- performing the calls
-
-
-def call_plugin(plugin: ResourcePlugin, call: Call) -> Result:
-    """Performs a call in this process."""
-    try:
-        if call.method in ("hints", "pod_hints"):
-            return plugin.topology_hints(call.request)
-        if call.method == "remove":
-            plugin.remove_pod(call.request.pod_uid)
-            return None
-        return plugin.allocate(call.request)
-    except AllocationRefused as refused:
-        return Failed(str(refused), refused.refusal)
-
-
-def run_in_process(calls: Calls, plugins: Mapping[str, ResourcePlugin]) -> Admitted | Refused:
-    """Performs all calls of an admission in this process."""
-    results: Sequence[Result] | None = None
-    try:
-        while True:
-            batch = calls.send(results) if results is not None else next(calls)
-            results = [call_plugin(plugins[call.plugin], call) for call in batch]
-    except StopIteration as done:
-        outcome: Admitted | Refused = done.value
-        return outcome

@@ -7,7 +7,15 @@ from typing import Literal, NamedTuple
 
 from moorage.model.base import Model, Value
 
-from .messages import HintsAnswer, PodSpec, Refusal, ResourceAllocation, ResourceRequest
+from .messages import (
+    AllocationRefused,
+    HintsAnswer,
+    PodSpec,
+    Refusal,
+    ResourceAllocation,
+    ResourcePlugin,
+    ResourceRequest,
+)
 from .node_policy import NodePolicy
 from .topology_hints import Distances
 
@@ -80,3 +88,28 @@ class Node(NamedTuple):
     plugins: Mapping[str, PluginInfo]
     zones: int
     distances: Distances | None = None
+
+
+def call_plugin(plugin: ResourcePlugin, call: Call) -> Result:
+    """Performs a call in this process."""
+    try:
+        if call.method in ("hints", "pod_hints"):
+            return plugin.topology_hints(call.request)
+        if call.method == "remove":
+            plugin.remove_pod(call.request.pod_uid)
+            return None
+        return plugin.allocate(call.request)
+    except AllocationRefused as refused:
+        return Failed(str(refused), refused.refusal)
+
+
+def run_in_process(calls: Calls, plugins: Mapping[str, ResourcePlugin]) -> Admitted | Refused:
+    """Performs all calls of an admission in this process."""
+    results: Sequence[Result] | None = None
+    try:
+        while True:
+            batch = calls.send(results) if results is not None else next(calls)
+            results = [call_plugin(plugins[call.plugin], call) for call in batch]
+    except StopIteration as done:
+        outcome: Admitted | Refused = done.value
+        return outcome
