@@ -265,6 +265,12 @@ def test_they_are_providers_of_their_own_with_an_aggregate_in_common_with_the_no
     assert len(list(candidates(forest, Request({NAMELESS: Group({"VCPU": 1})}), Budget(1000)))) == 3
 
 
+def test_the_last_node_alone_may_have_parts() -> None:
+    own = Device("own", ("n3",))
+    slots = slots_of(Cluster({f"n{i}": 8 for i in range(4)}, [own]).assign(wanting()))
+    assert given(slots) == [("n3", own.ident)]
+
+
 def test_clusters_fit_by_what_their_nodes_hold_together() -> None:
     cluster = Cluster({"n0": 8, "n1": 8}, [FAR])
     fits = FitCache(cluster.fleet)

@@ -95,7 +95,7 @@ def _first_parts(rows: Rows, ids: Ids, clusters: list[int] | None) -> NDArray[np
     place = np.zeros(max(int(nodes.max()), int(ids.max())) + 1 - low, np.int64)
     place[nodes - low] = roots
     offsets = ids - low
-    found: NDArray[np.int64] = np.where(offsets >= 0, place[offsets], 0)
+    found: NDArray[np.int64] = np.where(offsets >= 0, place[np.maximum(offsets, 0)], 0)
     return found
 
 
