@@ -32,6 +32,13 @@ def node(name: str, **policy: Any) -> dict[str, Any]:
 
 def fleet() -> bytes:
     batch = {"roles": {"ETL": {"pool": "offline", "namespaces": ["batch"]}}}
+    own = {
+        "roles": {
+            "trader": {"exclusive": True, "numa": "bind"},
+            "cache": {"numa": "bind", "sharesNumaWith": ["cache"]},
+            "solver": {"exclusive": True},
+        }
+    }
     plain = {"name": "plain", "allocatable": {"cpu": "76", "memory": "390Gi"}}
     clusters = [
         {"name": "one", "nodes": [node("n")]},
@@ -41,7 +48,7 @@ def fleet() -> bytes:
             "name": "card",
             "nodes": [{**node("n"), "providers": [{"name": "fpga", "zone": 1, "inventories": {"FPGA": 1}}]}],
         },
-        {"name": "many", "nodes": [{**node("m"), "count": 6}]},
+        {"name": "many", "nodes": [{**node("m", **own), "count": 6}]},
     ]
     found = [{"provider": "lab", **cluster} for cluster in clusters]
     return json.dumps({"kind": "Fleet", "apiVersion": "moorage.dev/v1alpha1", "clusters": found}).encode()
@@ -84,13 +91,19 @@ class Site:
         return sorted(part for claim in claims for slot in claim["slots"] for part in slot.get("parts", {}))
 
     async def phase(self, name: str, wanted: str) -> None:
-        await until(lambda: self.why(name)["phase"] == wanted, 60, f"{name} is {wanted}")
+        try:
+            await until(lambda: self.why(name)["phase"] == wanted, 60, f"{name} is {wanted}")
+        except AssertionError:
+            raise AssertionError(f"{name} is not {wanted}: {self.why(name)}") from None
 
     async def told(self, name: str, code: str) -> None:
         def codes() -> list[str]:
             return [reason["code"] for reason in self.why(name).get("reasons", [])]
 
-        await until(lambda: code in codes(), 30, f"{name} waits because of {code}")
+        try:
+            await until(lambda: code in codes(), 30, f"{name} waits because of {code}")
+        except AssertionError:
+            raise AssertionError(f"{name} waits because of {code}: {self.why(name)}") from None
 
     def used(self, cluster: str) -> dict[str, dict[str, str]]:
         items = self.mesh.http(f"/v1/parts?cluster=lab/{cluster}")["items"]
@@ -158,6 +171,27 @@ async def test_nodes_that_do_not_know_a_role_are_no_candidates(site: Site) -> No
     await site.end("lost", "strange", "etl", "etl-batch")
 
 
+async def test_roles_that_only_a_node_knows_are_decided_by_what_they_take(site: Site) -> None:
+    # Each of the six nodes has two zones with 38 CPUs: room for twelve, not for one more.
+    site.apply(application("traders", "many", "trader", 20, replicas=12))
+    await site.phase("traders", "Running")
+    assert len(site.parts("traders")) == 12
+    site.apply(application("late", "many", "trader", 1))
+    await site.phase("late", "Pending")
+    await site.told("late", "ZoneShort")
+    # CPUs of one's own without a role: 18 are left of each zone.
+    site.apply(application("large", "many", "", 19))
+    await site.told("large", "ZoneShort")
+    site.apply(application("small", "many", "", 18))
+    await site.phase("small", "Running")
+    assert len(site.parts("small")) == 1
+    await site.end("traders")
+    for name in ("late", "large"):
+        await site.phase(name, "Running")
+    assert site.refused() == 0
+    await site.end("late", "large", "small")
+
+
 async def test_exclusive_cpus_lie_in_the_zone_of_the_device(site: Site) -> None:
     document = application("pair", "card", "", 4)
     app = document["spec"]["apps"][0]
@@ -185,6 +219,9 @@ async def test_pods_with_roles_come_and_go_and_no_node_refuses_any(site: Site) -
         "reranker": (2, 12),
         "numa-enhancement": (2, 8),
         "online-micro_service": (1, 6),
+        "trader": (2, 20),
+        "solver": (2, 20),
+        "": (1, 20),
     }
     there: list[str] = []
     for number in range(40):

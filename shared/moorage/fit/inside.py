@@ -25,7 +25,7 @@ from moorage.parts.identities import may_select, names_identity
 from moorage.parts.inside import InnerPart, Layout, part_id
 from moorage.parts.kubelet import Alignment, Kubelet, Step, TopologyManager, ZoneAmounts, aligned_steps, alignment
 from moorage.parts.node_assignment import NodePart, NodeTree, PodShare, assign_on_nodes
-from moorage.parts.role_request import role_group, with_role_of
+from moorage.parts.role_request import cores_alone, role_group, with_cores_of_zones, with_role_of
 
 from .budget import BudgetExceeded
 from .protocols import Rows
@@ -42,7 +42,16 @@ def asks_parts(shape: Shape, rows: Rows) -> bool:
     """Returns whether the inside of these nodes matters to the shape's pods."""
     if shape.groups or shape.relations:
         return True
-    return bool(shape.containers) and rows.layout is not None and rows.parts.layouts.any_aligns
+    if rows.layout is None:
+        return False
+    layouts = rows.parts.layouts
+    return (bool(shape.containers) and layouts.any_aligns) or (layouts.any_gives_exclusive and _may_be_exclusive(shape))
+
+
+def _may_be_exclusive(shape: Shape) -> bool:
+    if not shape.guaranteed:
+        return False
+    return cores_alone(shape) > 0 or any(EXCLUSIVE in need.resources for need in shape.optional)
 
 
 def without_parts(shape: Shape) -> Shape:
@@ -82,6 +91,7 @@ class Asked:
         #: DeviceClasses of clusters that are asked for.
         self._classes = {class_name(ask) for group in shape.groups for ask in group.devices}
         self.role = role_group(shape)
+        self.cores = cores_alone(shape, self.granted)
         self._requests: dict[tuple[frozenset[str] | None, bool, object], Request] = {}
         self._alignments: dict[tuple[TopologyManager, frozenset[str]], Alignment] = {}
 
@@ -96,15 +106,24 @@ class Asked:
     def _always_reads(self, layout: Layout) -> bool:
         return self._relates_identities or not self._classes.isdisjoint(StaticInside.of(layout).identity_classes)
 
+    def explicit_on(self, static: StaticInside) -> bool:
+        """Returns whether parts of nodes of a layout are asked for: by the shape, or because CPUs of one's own are of zones."""
+        return self.explicit or (self.cores > 0 and static.gives_exclusive)
+
     def request(self, static: StaticInside, *, in_zone: bool = False, shared: bool = True) -> Request:
         """Returns the request to nodes of a layout. `shared`: with the devices that pods have together."""
-        of_layout = static.role_terms(self.role) if self.role is not None else None
+        of_layout: object = static.role_terms(self.role) if self.role is not None else None
+        cores = self.cores if static.gives_exclusive else 0
+        if cores:
+            of_layout = static.largest.get(EXCLUSIVE, 0)
         key = static.zone_classes if self.one_zone or in_zone else None, shared or not self.shared, of_layout
         found = self._requests.get(key)
         if found is None:
             shape = self.shape
             if self.role is not None:
                 shape = with_role_of(shape, static.layout.inside.roles, static.zone_classes, static.largest)
+            if cores:
+                shape = with_cores_of_zones(shape, cores, static.largest.get(EXCLUSIVE, 0))
             if not key[1]:
                 shape = msgspec.structs.replace(shape, groups=[group for group in shape.groups if not group.shared])
             found = pod_request(shape, self.granted, key[0])
@@ -140,6 +159,8 @@ class Asked:
         for step in self.alignment(static.manager, static.reported):
             for name, _ in step.amounts:
                 found[name] = 1, 1 << 62
+        if self.cores and static.gives_exclusive:
+            found |= {"cpu": (1000, 1 << 62), EXCLUSIVE: (1, 1 << 62)}
         if self.asks_devices:
             # How much is taken of which depends on the device that is chosen.
             found |= dict.fromkeys(static.device_classes, (1, 1 << 62))
@@ -176,6 +197,7 @@ class StaticInside:
         self.manager = TopologyManager()
         if reported is not None and self.zones:
             self.manager = TopologyManager(reported.policy, reported.scope, cpu != "none")  # type: ignore[arg-type]
+        self.gives_exclusive = layout.gives_exclusive
         #: By entry, the entries of parts below that take of it, and how much one unit of each takes.
         self.consumers: dict[int, dict[int, int]] = {}
         for (path, name), entry in layout.entry_at.items():
@@ -315,7 +337,7 @@ class NodeState:
             limit = most_equal_pods(self.static.manager, self.zones(), pod, limit)
         elif pod:
             limit = self._most_beside_others(pod, limit)
-        if not asked.explicit:
+        if not asked.explicit_on(self.static):
             return limit
         low, high = 0, limit
         while low < high:
@@ -370,7 +392,7 @@ class NodeState:
         if self._aligned_pods(pods):
             return self._predicted(pods, found)
         return [
-            shares or [PodShare({})] * count if not asked.explicit else shares
+            shares or [PodShare({})] * count if not asked.explicit_on(self.static) else shares
             for shares, (asked, count) in zip(found, pods, strict=True)
         ]
 
@@ -408,7 +430,10 @@ class NodeState:
         return PodPlace(share.amounts, self._aligned(asked, share.amounts), dict(first), grants)
 
     def _aligned(self, asked: Asked, parts: PartAmounts) -> PartAmounts:
-        """Returns which of the parts of a pod the kubelet takes from zones."""
+        """Returns which of the parts of a pod the kubelet, or the node's agent, takes from zones."""
+        if self.layout.inside.roles:
+            zones = {self.layout.parts[zone].path for zone in self.static.zones}
+            return {path: dict(amounts) for path, amounts in parts.items() if path in zones}
         if not asked.shape.containers:
             return {}
         classes = asked.taken_of_zones(self.static.manager, self.static.reported)
@@ -436,7 +461,7 @@ class NodeState:
         result: list[list[PodShare]] = []
         for (asked, count), given in zip(pods, found, strict=True):
             steps = asked.alignment(self.static.manager, self.static.reported)
-            if asked.explicit:
+            if asked.explicit_on(self.static):
                 result.append(given)
                 continue
             result.append([])
@@ -477,7 +502,10 @@ def _assigned(
     states: Sequence[NodeState], pods: Sequence[Sequence[tuple[Asked, int]]], shared: Collection[str]
 ) -> list[list[list[PodShare]]] | None:
     """Returns parts for what pods ask explicitly, by node and by shape."""
-    asking = [[(asked, count if asked.explicit else 0) for asked, count in there] for there in pods]
+    asking = [
+        [(asked, count if asked.explicit_on(state.static) else 0) for asked, count in there]
+        for state, there in zip(states, pods, strict=True)
+    ]
     wishes = any(asked.prefers_zone for there in asking for asked, _ in there)
     for in_zone in (True, False) if wishes else (False,):
         budget = Budget(STEPS)

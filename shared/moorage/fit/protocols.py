@@ -36,6 +36,7 @@ class PartEntries(Protocol):
 
 class LayoutTable(Protocol):
     any_aligns: bool  # the kubelet of a node aligns pods with zones
+    any_gives_exclusive: bool  # the agent of a node gives pods CPUs of zones for themselves
 
     @property
     def found(self) -> Sequence[Layout]:

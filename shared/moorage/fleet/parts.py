@@ -157,6 +157,7 @@ class _Layouts:
         self.found = _LayoutList()
         self.sources: list[bytes] = [b""]
         self.any_aligns = False  # the kubelet of a node does
+        self.any_gives_exclusive = False  # the agent of a node gives CPUs of zones
         self._layouts = _Columns("first", "size", "first_entry", "entries", "aligns", "shares", "common")
         self._layouts.append([(0, 0, 0, 0, 0, 0, 0)])
         self._common: dict[bytes, _Common] = {}  # by source without identities
@@ -218,6 +219,7 @@ class _Layouts:
 
     def _append_columns(self, layout: Layout, parts: FleetParts) -> tuple[int, ...]:
         self.any_aligns |= layout.aligns
+        self.any_gives_exclusive |= layout.gives_exclusive
         leave = list(range(1, len(layout.parts) + 1))
         for i in range(len(layout.parts) - 1, 0, -1):
             above = layout.parts[i].parent

@@ -30,6 +30,7 @@ from moorage.model.part_reports import (
     ZoneReport,
     ZoneReserve,
 )
+from moorage.model.shapes import EXCLUSIVE
 from moorage.parsing import CAPACITY_MAX, parse_amount
 
 from .device_parts import COUNTERS, MARK, NO_NODE, BadDevice, device_parts, id_of_device, path_of_device, properties_of
@@ -134,6 +135,12 @@ class Layout(NamedTuple):
         """Returns whether the kubelet aligns pods with zones."""
         manager = self.inside.topology_manager
         return manager is not None and manager.policy not in ("", "none")
+
+    @property
+    def gives_exclusive(self) -> bool:
+        """Returns whether a node agent gives CPUs of zones to pods without a role for themselves."""
+        kind = self.inside.roles.get("")
+        return kind is not None and kind.exclusive and any(entry.resource == EXCLUSIVE for entry in self.entries)
 
     @property
     def shared(self) -> list[int]:

@@ -328,8 +328,11 @@ class _Admission:
     def _choose(self, answers: Mapping[str, Hints]) -> tuple[Mapping[str, Hint], bool]:
         spec = self.node.policy.spec
         policy = spec.topology_policy
-        # CPUs of its own are aligned as well as may be; who was given zones, or asks for more than that, gets nothing else.
-        strict = bool(self.role or self.zones or self.asks_strangers)
+        if self.zones and any(hints is not None and not hints for hints in answers.values()):
+            return {}, False
+        # CPUs of its own are aligned as well as may be; who was given a zone, or asks for more than that, gets nothing else.
+        in_one_zone = bool(self.zones) and not self.zones & (self.zones - 1)
+        strict = bool(self.role or in_one_zone or self.asks_strangers)
         if policy == "numeric" and strict:
             found = merge_numeric(answers, spec.align_resources)
             return found.hints, found.admitted

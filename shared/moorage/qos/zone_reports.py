@@ -182,8 +182,14 @@ def qos_report(policy: NodePolicy, *, enabled: bool = True) -> QosReport:
         topology_policy=policy.spec.topology_policy,
         topology_scope=policy.spec.topology_scope,
         roles=sorted(policy.roles) if enabled else [],
-        role_kinds={name: _kind(policy, name, role) for name, role in sorted(policy.roles.items())} if enabled else {},
+        role_kinds=_kinds(policy) if enabled else {},
     )
+
+
+def _kinds(policy: NodePolicy) -> dict[str, RoleKind]:
+    """Returns what pods get by role; without a name, those without a role: whole CPUs of Guaranteed containers alone."""
+    found = {name: _kind(policy, name, role) for name, role in sorted(policy.roles.items())}
+    return {"": RoleKind(exclusive=policy.spec.native == "static"), **found}
 
 
 def _kind(policy: NodePolicy, name: str, role: RoleSpec) -> RoleKind:

@@ -20,7 +20,7 @@ from moorage.parsing import format_amount, readable_amount
 from moorage.parts import Group, pod_request
 from moorage.parts.pod_request import ZONE
 from moorage.parts.properties import meets
-from moorage.parts.role_request import role_group, with_role_of
+from moorage.parts.role_request import CORES_GROUP, cores_alone, role_group, with_cores_of_zones, with_role_of
 from moorage.qos.role_parts import ROLE_GROUP, known_trait
 from moorage.sdk import EXCLUSIVE, Fleet, Isolated, Mask, OneZone, Reason, RootConditions, SameSubtree, Shape
 
@@ -71,15 +71,17 @@ class PartExplanations:
         return found
 
     def _as_asked(self, shape: Shape) -> Shape:
-        """Returns the shape with what its role gets on the first of these nodes that tells that."""
-        own = role_group(shape)
-        if own is None or own.role is None or self._fleet.layout is None:
+        """Returns the shape with what its role, or CPUs of its own, take of zones on the first of these nodes that tells that."""
+        own, cores = role_group(shape), cores_alone(shape)
+        if self._fleet.layout is None or (own is None and not cores):
             return shape
         numbers = np.unique(self._fleet.layout[self._fleet.parts.node[self._rows]])
         for layout in (self._fleet.parts.layouts.found[number] for number in numbers.tolist()):
-            if own.role.name in layout.inside.roles:
-                static = StaticInside.of(layout)
+            static = StaticInside.of(layout)
+            if own is not None and own.role is not None and own.role.name in layout.inside.roles:
                 return with_role_of(shape, layout.inside.roles, static.zone_classes, static.largest)
+            if cores and static.gives_exclusive:
+                return with_cores_of_zones(shape, cores, static.largest.get(EXCLUSIVE, 0))
         return shape
 
     # -- groups ----------------------------------------------------------------------------------------------------------
@@ -193,7 +195,7 @@ class PartExplanations:
             return
         text = f"of {int(np.count_nonzero(among))} parts that could be {name} of {self._shape.object}, none has "
         text += " and ".join(f"{readable_amount(c, n)} {c}" for c, n in resources.items()) + " free"
-        code = "ZoneShort" if suffix == ROLE_GROUP else "PartShort"
+        code = "ZoneShort" if suffix == ROLE_GROUP or suffix.startswith(CORES_GROUP) else "PartShort"
         yield self._numbers(code, clusters, text, nearest, group=suffix), clusters
 
     def _without(self, serving: Mask, node: Mask) -> Mask:
