@@ -18,6 +18,7 @@ from .device_choice import device_choice
 from .device_claims import device_claims
 from .device_decisions import device_decisions
 from .explain import explain
+from .failing_devices import failing_devices
 from .gateway import lists, posts, watchers
 from .growth import growth
 from .harness import Figure
@@ -69,6 +70,7 @@ ALL: dict[str, Callable[[], Awaitable[list[Figure]]]] = {
     "node-roles": roles_come_and_go,
     "node-agent": node_agent,
     "kube": kube,
+    "failing-devices": failing_devices,
     "machine-cluster": machine_cluster,
     "decision-10k": lambda: _one(one_at_a_time(10_000, 100, goal=False)),
     "decision-100k": lambda: _one(one_at_a_time(100_000, 50, goal=False)),
