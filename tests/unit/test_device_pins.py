@@ -343,10 +343,11 @@ def gated(name: str, claim: str = "", template: str = "moorage-c1-x") -> tuple[K
     return Key("default", name), kube_types.pod(msgspec.json.encode(found))
 
 
-def claim_object(name: str, *devices: str) -> tuple[Key, DeviceClaim]:
+def claim_object(name: str, *devices: str, version: str = "1") -> tuple[Key, DeviceClaim]:
     results = [{"request": "a", "driver": DRIVER, "pool": "n0", "device": device} for device in devices]
     status = {"allocation": {"devices": {"results": results}}} if devices else {}
-    found = {"metadata": {"name": name, "namespace": "default", "uid": name}, "status": status}
+    metadata = {"name": name, "namespace": "default", "uid": name, "resourceVersion": version}
+    found = {"metadata": metadata, "status": status}
     return Key("default", name), dra.device_claim(msgspec.json.encode(found))
 
 
@@ -381,6 +382,25 @@ def test_each_gated_pod_gets_the_devices_of_a_slot_that_nobody_has() -> None:
     claims.drop_claim(Key("default", "stranger"))
     claims.allocating["p1-x"] = frozenset(ids("g0"))
     assert "p1" not in planned(claims, slots) and planned(claims, slots)["p3"] == ("n0", [ids("g1")])
+
+
+def test_a_claim_whose_request_failed_keeps_its_devices_until_it_was_read() -> None:
+    slots = [{"node": "n0", "devices": {"a": ids(f"g{i}")}} for i in range(2)]
+    claims = GatedClaims()
+    for name in ("p1", "p2"):
+        claims.put_pod(*gated(name, f"{name}-x"))
+        claims.put_claim(*claim_object(f"{name}-x"))
+    claims.allocating["p1-x"] = frozenset(ids("g0"))
+    assert planned(claims, slots) == {"p2": ("n0", [ids("g1")])}
+    # It had succeeded. An event of before, which comes only now, does not take it back.
+    key, allocated = claim_object("p1-x", "g0", version="7")
+    claims.confirm(key, "p1-x", allocated)
+    claims.put_claim(*claim_object("p1-x", version="6"))
+    assert planned(claims, slots) == {"p1": ("n0", []), "p2": ("n0", [ids("g1")])}
+    claims.allocating["p2-x"] = frozenset(ids("g1"))
+    claims.drop_claim(Key("default", "p2-x"))
+    claims.confirm(Key("default", "p2-x"), "p2-x", claim_object("p2-x")[1])  # it was deleted after it had been read
+    assert planned(claims, slots) == {"p1": ("n0", [])} and not claims.allocating
 
 
 @pytest.mark.parametrize("slots", ["junk", "[1]", "{}", "[]", '[{"devices": 1}]'])

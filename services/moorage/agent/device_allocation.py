@@ -12,6 +12,7 @@ from urllib.parse import quote
 import msgspec
 import structlog
 
+from moorage.bus import until_done
 from moorage.bus.failpoints import reached
 from moorage.dra.objects import DeviceClaim
 from moorage.kube import Api, ApiError, LeaderTerm, Unreachable
@@ -117,18 +118,27 @@ class DeviceAllocation:
         except (ApiError, Unreachable) as error:
             if not (isinstance(error, ApiError) and error.code in (404, 409)):
                 log.warning("claims cannot be allocated", pod=found.pod.key.name, error=str(error))
+            await asyncio.sleep(RETRY)
             for one in found.claims:
-                self._claims.allocating.pop(one.claim.uid, None)
-            self._later(RETRY)
+                await self._read_again(one)
         finally:
             self._pods_busy.discard(found.pod.uid)
             self._changed.set()
+
+    async def _read_again(self, one: ClaimAllocation) -> None:
+        """Finds out what became of a claim. Until then nobody else gets its devices: it may have them although the answer was lost,
+        and the watch may not show it yet."""
+        path = self._path_of(one.key)
+        async for attempt in until_done((Unreachable, ApiError), first=RETRY):
+            with attempt:
+                data = await self._api.get(path)
+        self._claims.confirm(one.key, one.claim.uid, None if data is None else msgspec.convert(data, DeviceClaim))
 
     async def _allocate_claim(self, one: ClaimAllocation, node: str) -> None:
         if not self._term.is_valid:
             return
         template = self._template(one.key.namespace, one.template) or {}
-        path = f"{self._path}/{quote(one.key.namespace)}/resourceclaims/{quote(one.key.name)}"
+        path = self._path_of(one.key)
         metadata = {"uid": one.claim.uid, "resourceVersion": one.claim.version}
         if FINALIZER not in one.claim.finalizers:
             body: Manifest = {"metadata": {**metadata, "finalizers": [*one.claim.finalizers, FINALIZER]}}
@@ -139,6 +149,9 @@ class DeviceAllocation:
         body = {"metadata": metadata, "status": {"allocation": allocation}}
         await self._api.call("PATCH", f"{path}/status", body=msgspec.json.encode(body), content_type=_MERGE)
         self.allocated += 1
+
+    def _path_of(self, claim: Key) -> str:
+        return f"{self._path}/{quote(claim.namespace)}/resourceclaims/{quote(claim.name)}"
 
     def _configs(self, template: Manifest) -> Mapping[str, list[Any]]:
         """Returns the configuration that the class of each request has."""

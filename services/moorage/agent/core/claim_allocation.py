@@ -90,6 +90,13 @@ class GatedClaims:
         self.waiting.pop(uid, None)
 
     def put_claim(self, key: Key, found: DeviceClaim) -> None:
+        known = self._claims.get(key)
+        if (
+            known is not None
+            and known.uid == found.metadata.uid
+            and _newer(known.version, found.metadata.resource_version)
+        ):
+            return
         self.drop_claim(key)
         # With admin access a device is seen, not taken.
         devices = frozenset(f"{r.driver}/{r.pool}/{r.device}" for r in found.results if not r.admin_access)
@@ -99,6 +106,12 @@ class GatedClaims:
             self._holders.setdefault(device, set()).add(key)
         if devices:
             self.allocating.pop(meta.uid, None)
+
+    def confirm(self, key: Key, uid: str, found: DeviceClaim | None) -> None:
+        """Takes what the API server says of a claim after a request for it failed; None: it is gone."""
+        if found is not None and key in self._claims:
+            self.put_claim(key, found)
+        self.allocating.pop(uid, None)
 
     def drop_claim(self, key: Key) -> None:
         before = self._claims.pop(key, None)
@@ -151,6 +164,11 @@ class GatedClaims:
             ]
             return PodAllocation(pod, node, left)
         return None if keys else PodAllocation(pod, "", [])
+
+
+def _newer(one: str, other: str) -> bool:
+    """Returns whether the first of two versions of an object is newer."""
+    return one.isdigit() and other.isdigit() and int(one) > int(other)
 
 
 def slots_of_template(template: Manifest) -> list[TemplateSlot]:

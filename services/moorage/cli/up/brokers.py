@@ -3,8 +3,10 @@ ready."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import re
 import shutil
 import socket
@@ -29,7 +31,16 @@ _REDIS_MISSING = (
 )
 
 
+#: Below the ports that kernels give to connections: one of those may be in use again before a server starts, or restarts, on it.
+_SERVER_PORTS = range(22_000, 31_000)
+
+
 def free_port() -> int:
+    """Returns a port on which nobody listens."""
+    for port in random.sample(_SERVER_PORTS, 100):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -109,7 +120,7 @@ def nats_port(secrets: Credentials, requested: int) -> int:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind(("127.0.0.1", secrets.nats_port))
-                port = probe.getsockname()[1]
+                port = secrets.nats_port or free_port()
             except OSError:
                 port = free_port()
     secrets.nats_port = port
