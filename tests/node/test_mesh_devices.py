@@ -80,10 +80,17 @@ def parts(mesh: Mesh) -> dict[str, dict[str, Any]]:
     return {item["id"]: item for item in mesh.http("/v1/parts?cluster=lab/one")["items"]}
 
 
-def decided_pod(mesh: Mesh, name: str, uid: str) -> dict[str, Any]:
-    """The pod as the cluster's agent has it made: of the template with what the mesh writes into it."""
+def template_of(mesh: Mesh, name: str) -> dict[str, Any]:
+    """The applied pod template; empty while the patcher works on a decision."""
     items = mesh.http(GROUP.format(name).removesuffix("why") + "diff")["items"]
-    template = items[0]["objects"][0]["spec"]["template"]
+    found: dict[str, Any] = items[0]["objects"][0]["spec"]["template"] if items and items[0]["objects"] else {}
+    return found
+
+
+async def decided_pod(mesh: Mesh, name: str, uid: str) -> dict[str, Any]:
+    """The pod as the cluster's agent has it made: of the template with what the mesh writes into it."""
+    await until(lambda: bool(template_of(mesh, name)), 30, "the template is made")
+    template = template_of(mesh, name)
     metadata = {**template["metadata"], "name": f"{name}-0", "namespace": "default", "uid": uid}
     return {"kind": "Pod", "metadata": metadata, "spec": template["spec"]}
 
@@ -124,7 +131,7 @@ async def test_cores_lie_in_the_zone_of_the_device(mesh: Mesh, stand: Stand, plu
 async def _runs_in_zone_one(mesh: Mesh, stand: Stand, pods: Pods, name: str) -> None:
     await until(lambda: f"{name}-0" in pods.uids, 20, "the cluster has made the pod")
     uid = pods.uids[f"{name}-0"]
-    manifest = decided_pod(mesh, name, uid)
+    manifest = await decided_pod(mesh, name, uid)
     assert manifest["spec"]["containers"][0]["resources"]["requests"][RESOURCE] == "1"
     await start(stand, manifest)
     assert stand.runtime.cpus(uid) == "42-51"
