@@ -62,6 +62,7 @@ class PodRunner:
 
     async def run(self) -> None:
         """Starts what the directory has and stops what it has no more, for ever."""
+        await self._directory.read.wait()  # before, it would seem to have none of what runs
         try:
             while True:
                 self._wake.clear()

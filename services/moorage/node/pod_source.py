@@ -156,6 +156,7 @@ class ManifestDirectory:
         self.manifests: dict[str, Manifest] = {}
         self._files: dict[Path, _File] = {}
         self._dirty = asyncio.Event()
+        self.read = asyncio.Event()  # once
 
     async def run(self) -> None:
         """Follows the directory, for ever."""
@@ -166,6 +167,7 @@ class ManifestDirectory:
                 if await asyncio.to_thread(self._read) or not self._source.listed.is_set():
                     self._take({uid: found for file in self._files.values() for uid, found in file.manifests.items()})
                 self._source.listed.set()
+                self.read.set()
                 try:
                     await asyncio.wait_for(self._dirty.wait(), 30.0)
                     await asyncio.sleep(SETTLE)
