@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from moorage.kube import Api, ApiDiscovery, ApiError, ApiResource, LeaderTerm
@@ -52,6 +52,7 @@ class ClusterContext:
         self.api, self.term, self.records, self.watches, self.state = api, term, records, watches, state
         self.discovery = ApiDiscovery(api)
         self.allocates = False  # the agent allocates claims to devices itself
+        self.objects_changed: Callable[[], None] = lambda: None  # called when an app wants other objects
         self.writes = asyncio.Semaphore(_WRITES)
         self.namespace_writes = asyncio.Lock()  # apps that start together would create one namespace twice
         self.unwatched: dict[str, int] = {}  # app label → number of its objects that no watch reports

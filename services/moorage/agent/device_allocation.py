@@ -4,6 +4,7 @@ so: the API server accepts two claims for one device, so nothing else may alloca
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -81,7 +82,9 @@ class DeviceAllocation:
 
     async def run(self) -> None:
         while True:
-            await self._changed.wait()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(RETRY if self._claims.waiting else None):
+                    await self._changed.wait()
             await asyncio.sleep(GATHER)
             self._changed.clear()
             if not self._claims.waiting:

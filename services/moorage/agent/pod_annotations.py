@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from urllib.parse import quote
 
 import msgspec
@@ -50,15 +51,15 @@ class PodAnnotator:
 
     async def run(self) -> None:
         while True:
-            await self._changed.wait()
+            with contextlib.suppress(TimeoutError):  # templates that are to come
+                async with asyncio.timeout(None if self._annotations.is_idle else RETRY):
+                    await self._changed.wait()
             await asyncio.sleep(GATHER)
             self._changed.clear()
             for found in list(self._annotations.missing()):
                 if found.uid not in self._writing:
                     self._writing.add(found.uid)
                     self._spawn(self._write(found))
-            if not self._annotations.is_idle:  # templates that are to come
-                asyncio.get_running_loop().call_later(RETRY, self._changed.set)
 
     async def _write(self, found: PodAnnotations) -> None:
         """Writes annotations, unless the pod has changed; then the watch shows it."""

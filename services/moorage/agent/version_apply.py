@@ -29,6 +29,7 @@ async def apply_version(app: ManagedApp, desired: DesiredApp, objects: dict[Ref,
     objects = {**await _missing_namespaces(app, objects, guests), **objects}
     fresh = [ref for ref in objects if ref not in recorded]
     app.objects = {ref: _managed(app, ref, obj) for ref, obj in objects.items()}
+    app.cluster.objects_changed()
     for ref, managed in app.objects.items():
         managed.enables_machines = ref.kind == "Namespace" and ref.name in guests
     orders = sorted({apply_order(ref.kind) for ref in objects})

@@ -225,7 +225,7 @@ class Agent:
             self.api, spawn, lambda label: desired.wake(label), lambda kind, live: unrecorded.learn_object(kind, live)
         )
         cluster = ClusterContext(self.api, term, records, watches, state, apps)
-        cluster.allocates = allocates
+        cluster.allocates, cluster.objects_changed = allocates, allocation.changed
         desired = DesiredStateClient(
             self.bus, self.cluster, cluster, apps, spawn, lambda: reporting.period, gates.set_pins
         )
