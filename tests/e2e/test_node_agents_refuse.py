@@ -100,9 +100,13 @@ async def test_what_a_node_s_agent_refuses_runs_elsewhere(tmp_path: Any) -> None
 
         await eventually(moved, 30, "the claim is elsewhere")
         assert time.monotonic() - began < 10, "0.6 s on a quiet machine"
-        _, why = await asyncio.to_thread(slots, mesh)
-        warned = [warning for warning in why["warnings"] if warning["code"] == "NodeRefused"]
-        assert warned and WORDS in warned[0]["message"] and pod.node in warned[0]["message"]
+
+        async def warned() -> bool:
+            _, why = await asyncio.to_thread(slots, mesh)
+            found = [one["message"] for one in why.get("warnings", ()) if one["code"] == "NodeRefused"]
+            return bool(found) and WORDS in found[0] and pod.node in found[0]
+
+        await eventually(warned, 30, "a warning says why")
 
         async def replaced() -> bool:
             other = pods.bound()

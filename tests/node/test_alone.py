@@ -119,7 +119,11 @@ async def test_a_failed_init_container_of_a_pod_that_is_not_restarted(stand: Sta
     write_pod(stand.pods, _pod("app", _container("main"), init=[_container("first", "exit1")], restartPolicy="Never"))
     await stand.problem("its init container first ended with 1")
     assert list(await stand.containers()) == ["first"]
-    assert await stand.agent.ask("allocations") == []
+
+    async def gave_back() -> bool:
+        return bool(await stand.agent.ask("allocations") == [])
+
+    await eventually(gave_back, 60)
 
 
 async def test_a_pod_that_is_done_gives_back_what_it_had(stand: Stand) -> None:
