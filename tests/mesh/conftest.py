@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import pkgutil
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -30,6 +31,12 @@ ALLOWED = {
     "rich/traceback.py": "__rich_console__",
     "tests/mesh/test_together.py": "candidates",  # keeps the worker busy
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def garbage_of_others_is_gone() -> None:
+    """Collects what other tests of this process left behind: some of it takes a lock when it goes."""
+    gc.collect()
 
 
 @pytest.fixture(autouse=True)
