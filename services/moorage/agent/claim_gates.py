@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from urllib.parse import quote
 
 import msgspec
 import structlog
@@ -13,7 +12,7 @@ import structlog
 from moorage.bus import until_done
 from moorage.bus.failpoints import reached
 from moorage.kube import Api, ApiError, LeaderTerm, Unreachable
-from moorage.kube.objects import Key
+from moorage.kube.objects import Key, pod_path
 from moorage.model.desired_state import Pins
 
 from .core.cluster_state import ClusterState
@@ -105,7 +104,7 @@ class ClaimGates:
                 with attempt:
                     if not self._term.is_valid:
                         return  # the next leader reads what became of it
-                    await self._api.call("PATCH", _path(key), body=patch, content_type=_MERGE)
+                    await self._api.call("PATCH", pod_path(key), body=patch, content_type=_MERGE)
             self.opened += 1
             reached("agent.opened")
         except ApiError as error:
@@ -130,7 +129,7 @@ class ClaimGates:
         options = {"preconditions": {"uid": uid, "resourceVersion": version}}
         try:
             if self._term.is_valid:
-                await self._api.call("DELETE", _path(key), body=msgspec.json.encode(options))
+                await self._api.call("DELETE", pod_path(key), body=msgspec.json.encode(options))
         except (ApiError, Unreachable) as error:
             log.debug("a pod without a slot was not deleted", pod=key.name, error=str(error))
             self._wake_at(_now() + 1.0)
@@ -141,10 +140,6 @@ class ClaimGates:
 def _is_open(error: Exception) -> bool:
     """Returns whether it is open what became of a request, or it may succeed later."""
     return isinstance(error, Unreachable) or (isinstance(error, ApiError) and error.is_transient)
-
-
-def _path(key: Key) -> str:
-    return f"/api/v1/namespaces/{quote(key.namespace)}/pods/{quote(key.name)}"
 
 
 def _now() -> float:

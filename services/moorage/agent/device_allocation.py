@@ -17,7 +17,7 @@ from moorage.bus import until_done
 from moorage.bus.failpoints import reached
 from moorage.dra.objects import DeviceClaim
 from moorage.kube import Api, ApiError, LeaderTerm, Unreachable
-from moorage.kube.objects import Key
+from moorage.kube.objects import Key, pod_path
 from moorage.podspec import CLASS_OF_PIN, DEVICES_GATE
 
 from .core.claim_allocation import ClaimAllocation, GatedClaims, PodAllocation, allocation_of, classes_of
@@ -170,5 +170,5 @@ class DeviceAllocation:
         gates = [{"name": gate} for gate in pod.gates if gate != DEVICES_GATE]
         metadata = {"uid": pod.uid, "resourceVersion": pod.version}
         body = msgspec.json.encode({"metadata": metadata, "spec": {"schedulingGates": gates or None}})
-        path = f"/api/v1/namespaces/{quote(pod.key.namespace)}/pods/{quote(pod.key.name)}"
+        path = pod_path(pod.key)
         await self._api.call("PATCH", path, body=body, content_type=_MERGE)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from urllib.parse import quote
 
 import msgspec
 import structlog
@@ -11,7 +10,7 @@ import structlog
 from moorage.bus.failpoints import reached
 from moorage.dra.objects import DeviceClaim, DeviceClass
 from moorage.kube import Api, ApiError, LeaderTerm, Unreachable
-from moorage.kube.objects import Key
+from moorage.kube.objects import Key, pod_path
 
 from .core.kube_types import Pod
 from .core.vacated_devices import PodOnDevice, VacatedDevices
@@ -69,7 +68,7 @@ class DeviceEvictions:
                     self._spawn(self._end(pod))
 
     async def _end(self, pod: PodOnDevice) -> None:
-        path = f"/api/v1/namespaces/{quote(pod.key.namespace)}/pods/{quote(pod.key.name)}"
+        path = pod_path(pod.key)
         try:
             if self._term.is_valid:
                 body = msgspec.json.encode({"preconditions": {"uid": pod.uid}})

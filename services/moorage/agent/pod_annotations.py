@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from urllib.parse import quote
 
 import msgspec
 import structlog
 
 from moorage.dra.objects import DeviceClaim
 from moorage.kube import Api, ApiError, LeaderTerm, Unreachable
-from moorage.kube.objects import Key
+from moorage.kube.objects import Key, pod_path
 
 from .core.device_annotations import DeviceAnnotations, PodAnnotations
 from .core.kube_types import Pod
@@ -64,7 +63,7 @@ class PodAnnotator:
     async def _write(self, found: PodAnnotations) -> None:
         """Writes annotations, unless the pod has changed; then the watch shows it."""
         metadata = {"uid": found.uid, "resourceVersion": found.version, "annotations": found.annotations}
-        path = f"/api/v1/namespaces/{quote(found.key.namespace)}/pods/{quote(found.key.name)}"
+        path = pod_path(found.key)
         try:
             if self._term.is_valid:
                 body = msgspec.json.encode({"metadata": metadata})

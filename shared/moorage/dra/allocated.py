@@ -90,7 +90,7 @@ class DeviceClaims:
         for key in sorted(self._claims_of.get(pod, ())):
             for result in self._claims[key]:
                 device = by_name.get(_name(result))
-                ident = device.id if device is not None else f"{result.driver}/{result.pool}/{result.device}"
+                ident = device.id if device is not None else result.ident
                 taken = _taken(device, result) if device is not None else {class_of(result.driver): 1}
                 total.setdefault(ident, Counter()).update(taken)
         return {

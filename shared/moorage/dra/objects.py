@@ -132,6 +132,10 @@ class AllocatedDevice(_Kube, kw_only=True, frozen=True):
     admin_access: bool | None = None
     consumed_capacity: dict[str, str | int | float] | None = None
 
+    @property
+    def ident(self) -> str:
+        return f"{self.driver}/{self.pool}/{self.device}"
+
 
 class AllocatedDevices(_Kube, kw_only=True, frozen=True):
     results: list[AllocatedDevice] | None = None
@@ -160,6 +164,11 @@ class DeviceClaim(Object, kw_only=True):
     def results(self) -> list[AllocatedDevice]:
         allocation = self.status.allocation if self.status is not None else None
         return (allocation.devices.results or []) if allocation is not None and allocation.devices is not None else []
+
+    @property
+    def devices(self) -> frozenset[str]:
+        """Returns the ids of the devices that it takes: with admin access a device is seen, not taken."""
+        return frozenset(result.ident for result in self.results if not result.admin_access)
 
     @property
     def pod(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import NamedTuple
+from urllib.parse import quote
 
 import msgspec
 
@@ -28,3 +29,8 @@ class Object(msgspec.Struct, kw_only=True, rename="camel"):
 class Key(NamedTuple):
     namespace: str
     name: str
+
+
+def pod_path(key: Key) -> str:
+    """Returns the path of a pod at the API server."""
+    return f"/api/v1/namespaces/{quote(key.namespace)}/pods/{quote(key.name)}"

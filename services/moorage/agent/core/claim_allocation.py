@@ -77,7 +77,7 @@ class GatedClaims:
         self.waiting.pop(meta.uid, None)
         if DEVICES_GATE not in gates or meta.deletion_timestamp is not None:
             return
-        made = {s.name: s.resource_claim_name or "" for s in pod.status.resource_claim_statuses or ()}
+        made = pod.made_claims
         claims = tuple(
             (made.get(claim.name, ""), claim.resource_claim_template_name)
             for claim in spec.resource_claims or ()
@@ -98,8 +98,7 @@ class GatedClaims:
         ):
             return
         self.drop_claim(key)
-        # With admin access a device is seen, not taken.
-        devices = frozenset(f"{r.driver}/{r.pool}/{r.device}" for r in found.results if not r.admin_access)
+        devices = found.devices
         meta = found.metadata
         self._claims[key] = Claim(meta.uid, meta.resource_version, tuple(meta.finalizers or ()), devices)
         for device in devices:

@@ -72,7 +72,7 @@ class DeviceAnnotations:
         claim = (meta.labels or {}).get(CLAIM, "")
         if not claim or not spec.node_name or not spec.resource_claims or meta.deletion_timestamp is not None:
             return
-        made = {s.name: s.resource_claim_name or "" for s in pod.status.resource_claim_statuses or ()}
+        made = pod.made_claims
         containers = [*(spec.containers or ()), *(spec.init_containers or ())]
         uses = tuple(
             _Use(
@@ -150,7 +150,7 @@ class DeviceAnnotations:
                         "claim": use.claim,
                         "request": request,
                         "containers": of,
-                        "parts": [f"{r.driver}/{r.pool}/{r.device}" for r in results],
+                        "parts": [r.ident for r in results],
                         "quantity": len(results),
                         "decision": decision,
                     }

@@ -129,6 +129,11 @@ class Pod(Object, kw_only=True):
     spec: PodSpec = PodSpec()
     status: PodStatus = PodStatus()
 
+    @property
+    def made_claims(self) -> dict[str, str]:
+        """Returns the ResourceClaims that were made for the pod, by the names of its entries; "" where it needs none."""
+        return {s.name: s.resource_claim_name or "" for s in self.status.resource_claim_statuses or ()}
+
 
 class ManagedFields(_Kube, kw_only=True, frozen=True):
     time: str = ""

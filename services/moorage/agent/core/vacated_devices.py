@@ -43,7 +43,7 @@ class VacatedDevices:
         ended = meta.deletion_timestamp is not None or pod.status.phase in ("Succeeded", "Failed")
         if not claim or not spec.node_name or not spec.resource_claims or ended:
             return
-        made = {s.name: s.resource_claim_name or "" for s in pod.status.resource_claim_statuses or ()}
+        made = pod.made_claims
         names = [entry.resource_claim_name or made.get(entry.name, "") for entry in spec.resource_claims]
         found = PodOnDevice(key, meta.uid, claim, tuple(Key(key.namespace, name) for name in names if name))
         self._pods[meta.uid] = found
@@ -58,7 +58,7 @@ class VacatedDevices:
                 del self._of_claim[before.claim]
 
     def put_claim(self, key: Key, claim: DeviceClaim) -> None:
-        self._devices[key] = frozenset(f"{r.driver}/{r.pool}/{r.device}" for r in claim.results if not r.admin_access)
+        self._devices[key] = claim.devices
 
     def drop_claim(self, key: Key) -> None:
         self._devices.pop(key, None)

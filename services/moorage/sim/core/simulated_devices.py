@@ -344,7 +344,7 @@ class SimulatedDevices:
                 left.setdefault(claim, set()).update(devices)
         for uid, keys in self._of_pod.items() if left else ():
             results = [r for key in keys.values() if key in self._claims for r in self._claims[key].results or ()]
-            names = {f"{result.driver}/{result.pool}/{result.device}" for result in results}
+            names = {result.ident for result in results}
             if not names.isdisjoint(left.get(claims.get(uid, ""), ())):
                 yield uid
 
