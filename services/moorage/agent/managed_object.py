@@ -87,7 +87,7 @@ class ObjectWriter:
         await self._check_namespace(managed)
         kind = await self._cluster.kind(ref)
         live = self._cluster.watches.get(kind, ref.namespace, ref.name)
-        if live is None and fresh and await self.create(managed):
+        if live is None and fresh and await self._create(managed):
             return
         if live is None:
             live = await api.get(kind.path(ref.namespace, ref.name))
@@ -114,6 +114,9 @@ class ObjectWriter:
     async def create(self, managed: ManagedObject) -> bool:
         """Creates the object. An existing one is left as it is, and the answer is False."""
         await self._check_namespace(managed)
+        return await self._create(managed)
+
+    async def _create(self, managed: ManagedObject) -> bool:
         kind = await self._cluster.kind(managed.ref)
         try:
             created = await create(self._cluster.api, kind, self._body(kind, managed))
