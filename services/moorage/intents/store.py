@@ -83,7 +83,7 @@ def _unchanged(group: str, known: CachedGroup | None, change: Transition) -> Don
     return Done(group, revision, state, change.outcome, change.warnings)
 
 
-def _deleted_since(group: str, change: Transition) -> Done:
+def _carried_out(group: str, change: Transition) -> Done:
     record = change.record
     assert record is not None
     return Done(group, record.revision, record.state, change.outcome, change.warnings, record)
@@ -264,7 +264,7 @@ class GroupStore:
                 if unacknowledged is not None and entry is not None and entry.value == unacknowledged[0]:
                     return await self._finish(group, unacknowledged[1], entry.revision, cause)
                 if unacknowledged is not None and entry is None and await self._was_deleted(tokens, unacknowledged[1]):
-                    return _deleted_since(group, unacknowledged[1])
+                    return _carried_out(group, unacknowledged[1])
                 known = self.cache.known.get(tokens)
                 try:
                     change = await plan(known, entry)
@@ -335,7 +335,7 @@ class GroupStore:
             ident=ident,
             created=record.created,
         )
-        return Done(group, record.revision, record.state, change.outcome, change.warnings, record)
+        return _carried_out(group, change)
 
     async def _read(self, tokens: str) -> Entry | None:
         entry = await self._groups.get(tokens)
