@@ -27,24 +27,14 @@ class SettlementHandler(EntryHandler[Settlement]):
             return
         ledger.settled[entry.cluster] = entry.epoch
         for ident, slots in entry.slots.items():
-            active = ledger.claims.get(ident)
-            if active is None or active.claim.cluster != entry.cluster:
-                continue
-            ledger.replace_slots(ident, slots)
-            effects.claims.add(ident)
-            effects.groups.add(active.group)
+            if _note_claim(ident, entry, ledger, effects):
+                ledger.replace_slots(ident, slots)
         for ident, refused_by in entry.confined.items():
-            active = ledger.claims.get(ident)
-            if active is not None and active.claim.cluster == entry.cluster:
+            if _note_claim(ident, entry, ledger, effects):
                 ledger.confine(ident, refused_by)
-                effects.claims.add(ident)
-                effects.groups.add(active.group)
         for ident, devices in entry.vacated.items():
-            active = ledger.claims.get(ident)
-            if active is not None and active.claim.cluster == entry.cluster:
+            if _note_claim(ident, entry, ledger, effects):
                 ledger.vacate(ident, devices)
-                effects.claims.add(ident)
-                effects.groups.add(active.group)
         restored = set(entry.restored)
         for group in self._groups_of(entry, ledger):
             effects.withdrawn |= ledger.end_standing(group, restored)
@@ -73,3 +63,13 @@ class SettlementHandler(EntryHandler[Settlement]):
             return []
         groups = {ledger.claims[ident].group for ident in ledger.by_cluster.get(entry.cluster, ())}
         return sorted(g for g in groups if g in ledger.standing and ledger.standing[g].id in entry.ended)
+
+
+def _note_claim(ident: str, entry: Settlement, ledger: Ledger, effects: FoldEffects) -> bool:
+    """Notes that a settlement changes a claim, and returns whether it does: the claim may be gone, or of another cluster by now."""
+    active = ledger.claims.get(ident)
+    if active is None or active.claim.cluster != entry.cluster:
+        return False
+    effects.claims.add(ident)
+    effects.groups.add(active.group)
+    return True
