@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from .mesh import Mesh
+from .polling import wait_until
 
 Json = dict[str, Any]
 DRIVER, API = "gpu.example.com", {"apiVersion": "resource.k8s.io/v1"}
@@ -69,11 +69,7 @@ def why(mesh: Mesh, name: str) -> Json:
     return found
 
 
-def until(condition: Callable[[], Any], what: str, within: float = 90) -> None:
-    end = time.monotonic() + within
-    while not condition():
-        assert time.monotonic() < end, f"not within {within:g} s: {what}"
-        time.sleep(0.05)
+until = partial(wait_until, within=90)
 
 
 def places(mesh: Mesh, name: str) -> dict[str, list[str]]:

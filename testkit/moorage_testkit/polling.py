@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 
 
@@ -13,3 +14,11 @@ async def until(condition: Callable[[], bool], seconds: float = 40, what: str = 
                 await asyncio.sleep(0.01)
     except TimeoutError:
         raise AssertionError(f"not within {seconds:g} s: {what or condition}") from None
+
+
+def wait_until(condition: Callable[[], object], what: str = "", within: float = 40) -> None:
+    """Waits where no loop runs."""
+    end = time.monotonic() + within
+    while not condition():
+        assert time.monotonic() < end, f"not within {within:g} s: {what or condition}"
+        time.sleep(0.05)

@@ -6,9 +6,9 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from moorage.bus import new_id
 from moorage_testkit.http_client import HttpClient
 from moorage_testkit.mesh import Mesh
 from moorage_testkit.otlp_collector import OtlpCollector, Span
+from moorage_testkit.polling import wait_until
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = Path(moorage.cli.__file__).parent / "example"
@@ -51,11 +52,7 @@ def mesh(collector: OtlpCollector) -> Iterator[Mesh]:
         yield mesh
 
 
-def until(condition: Callable[[], bool], what: str, seconds: float = 30) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, f"not within {seconds:g} s: {what}"
-        time.sleep(0.05)
+until = partial(wait_until, within=30)
 
 
 def phases(mesh: Mesh) -> list[str]:

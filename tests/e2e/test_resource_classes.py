@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ import pytest
 
 from moorage.bus import Bus, subjects
 from moorage_testkit.mesh import Mesh
+from moorage_testkit.polling import wait_until
 
 HIGH_MEM = """
 kind: ResourceClass
@@ -99,14 +99,6 @@ def cli(mesh: Mesh, *arguments: str, data: str = "", code: int = 0) -> str:
     return (done.stdout if code == 0 else done.stderr).decode()
 
 
-def until(condition: Callable[[], bool], within: float) -> None:
-    """Waits for what follows from an acknowledged change: reports of agents, and what is made of them."""
-    end = time.monotonic() + within
-    while not condition():
-        assert time.monotonic() < end, f"not within {within:g} s"
-        time.sleep(0.05)
-
-
 def refusal(mesh: Mesh, path: str, body: Any = None, token: str = "") -> tuple[int, dict[str, Any]]:
     """Returns status and problem of a request that is refused."""
     given = mesh.endpoint["token"]
@@ -169,11 +161,11 @@ def test_changes_of_the_status_are_told_and_measured(mesh: Mesh) -> None:
 
     try:
         cli(mesh, "fleet", "apply", "-", "--yes", data=fleet(large=3))
-        until(lambda: any(one["data"].get("allocatable") == "4" for one in told()), within=60)
+        wait_until(lambda: any(one["data"].get("allocatable") == "4" for one in told()), within=60)
     finally:
         cli(mesh, "fleet", "apply", "-", "--yes", data=fleet())
-    until(lambda: told()[-1]["data"]["allocatable"] == "5", within=60)
-    until(lambda: 'moorage_class_allocatable{class="nvidia.high.mem"} 5.0' in metrics(mesh), within=60)
+    wait_until(lambda: told()[-1]["data"]["allocatable"] == "5", within=60)
+    wait_until(lambda: 'moorage_class_allocatable{class="nvidia.high.mem"} 5.0' in metrics(mesh), within=60)
 
 
 def metrics(mesh: Mesh) -> str:
@@ -189,12 +181,12 @@ def test_status_follows_strangers_pods_and_nodes(mesh: Mesh) -> None:
     holding = {**POD, "spec": {**POD["spec"], "nodeName": "large"}}  # type: ignore[dict-item]
     try:
         cli(mesh, "fleet", "apply", "-", "--yes", data=fleet(holding))
-        until(lambda: status(mesh, "nvidia.high.mem") == ("5", "1", "4"), within=60)
+        wait_until(lambda: status(mesh, "nvidia.high.mem") == ("5", "1", "4"), within=60)
         cli(mesh, "fleet", "apply", "-", "--yes", data=fleet(large=8))
-        until(lambda: status(mesh, "nvidia.high.mem") == ("9", "0", "9"), within=60)
+        wait_until(lambda: status(mesh, "nvidia.high.mem") == ("9", "0", "9"), within=60)
     finally:
         cli(mesh, "fleet", "apply", "-", "--yes", data=fleet())
-    until(lambda: status(mesh, "nvidia.high.mem") == ("5", "0", "5"), within=60)
+    wait_until(lambda: status(mesh, "nvidia.high.mem") == ("5", "0", "5"), within=60)
 
 
 def test_a_spec_cannot_be_changed(mesh: Mesh) -> None:
@@ -312,12 +304,12 @@ spec:
     assert "devicesource/nvidia" in names and "devicesource/hugepages" in names
     apply(mesh, source)
     try:
-        until(lambda: status(mesh, "nvidia.high.mem") == ("0", "0", "0"), within=60)
+        wait_until(lambda: status(mesh, "nvidia.high.mem") == ("0", "0", "0"), within=60)
         cards = [item["kind"] for item in mesh.http("/v1/parts?cluster=lab/a")["items"]]
         assert cards == ["card", "card"]
     finally:
         cli(mesh, "delete", "devicesource", "nvidia")
-    until(lambda: status(mesh, "nvidia.high.mem") == ("5", "0", "5"), within=60)
+    wait_until(lambda: status(mesh, "nvidia.high.mem") == ("5", "0", "5"), within=60)
     apply(
         mesh,
         "{kind: DeviceQuota, metadata: {name: q}, spec: {projects: [a], devices: [{class: nvidia.high.mem, count: 8}, {class: '*', count: 32}]}}",
@@ -352,7 +344,7 @@ def test_events_tell_of_classes(mesh: Mesh) -> None:
         return {item["subject"] for item in items}
 
     name = "short=2Elived"
-    until(lambda: {f"moorage.events.classes.{one}.{name}" for one in ("created", "deleted")} <= told(), within=60)
+    wait_until(lambda: {f"moorage.events.classes.{one}.{name}" for one in ("created", "deleted")} <= told(), within=60)
 
 
 DEPLOYMENT = """
@@ -392,16 +384,16 @@ def test_an_application_asks_for_a_class_and_gets_what_the_cluster_has(mesh: Mes
         assert {(one["part"], one["need"], one["class"]) for one in devices} == {
             ("large/nvidia.com/gpu", "nvidia.high.mem", GPU)
         }
-        until(lambda: status(mesh, "nvidia.high.mem") == ("5", "4", "1"), within=60)
+        wait_until(lambda: status(mesh, "nvidia.high.mem") == ("5", "4", "1"), within=60)
         (node_item,) = [one for one in mesh.http("/v1/nodes?cluster=lab/a")["items"] if one["name"] == "large"]
         assert node_item["free"][GPU] == "0"
         another = DEPLOYMENT.replace("name: train", "name: second")
         apply(mesh, another)
-        until(lambda: mesh.http("/v1/groups/default/second/v1/default")["phase"] == "Pending", within=60)
+        wait_until(lambda: mesh.http("/v1/groups/default/second/v1/default")["phase"] == "Pending", within=60)
     finally:
         mesh.run("delete", "application", "second")
         mesh.run("delete", "application", "train")
-    until(lambda: status(mesh, "nvidia.high.mem") == ("5", "0", "5"), within=60)
+    wait_until(lambda: status(mesh, "nvidia.high.mem") == ("5", "0", "5"), within=60)
 
 
 def test_applications_are_simulated_with_classes_that_are_not_stored(mesh: Mesh) -> None:
@@ -417,7 +409,7 @@ def test_a_watch_shows_changes_of_the_status(mesh: Mesh) -> None:
     seen = watched(mesh, lambda: cli(mesh, "fleet", "apply", "-", "--yes", data=fleet(large=6)), "7")
     cli(mesh, "fleet", "apply", "-", "--yes", data=fleet())
     assert seen[0].split()[:2] == ["nvidia.high.mem", "5"]
-    until(lambda: status(mesh, "nvidia.high.mem") == ("5", "0", "5"), within=60)
+    wait_until(lambda: status(mesh, "nvidia.high.mem") == ("5", "0", "5"), within=60)
 
 
 def watched(mesh: Mesh, change: Callable[[], object], wanted: str) -> list[str]:
@@ -447,7 +439,7 @@ def test_quotas_and_grants_bound_who_gets_devices(mesh: Mesh) -> None:
         def codes() -> set[str]:
             return {reason["code"] for reason in mesh.http(why).get("reasons", [])}
 
-        until(lambda: "QuotaExceeded" in codes(), within=60)
+        wait_until(lambda: "QuotaExceeded" in codes(), within=60)
         cli(mesh, "delete", "devicequota", "q")
         cli(mesh, "wait", "train", "--for", "phase=Running", "--timeout", "30s")
         apply(mesh, grant)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from moorage_testkit.device_fleets import API, DRIVER, GPU, Json, change, why
 from moorage_testkit.mesh import Mesh
+from moorage_testkit.polling import wait_until
 
-Json = dict[str, Any]
-DRIVER, API = "gpu.example.com", {"apiVersion": "resource.k8s.io/v1"}
-GPU: Json = {**API, "kind": "DeviceClass", "metadata": {"name": "gpu"}, "spec": {"selectors": []}}
 BIG: Json = {
     "kind": "ResourceClass",
     "metadata": {"name": "big"},
@@ -102,21 +100,7 @@ def apply(mesh: Mesh, document: str) -> None:
     assert done.returncode == 0, done.stderr.decode()
 
 
-def change(mesh: Mesh, document: str) -> None:
-    done = mesh.run("fleet", "apply", "-", "--yes", data=document.encode())
-    assert done.returncode == 0, done.stderr.decode()
-
-
-def why(mesh: Mesh, name: str) -> Json:
-    found: Json = mesh.http(f"/v1/groups/default/{name}/v1/default/why")
-    return found
-
-
-def until(condition: Callable[[], bool], within: float = 60) -> None:
-    end = time.monotonic() + within
-    while not condition():
-        assert time.monotonic() < end, f"not within {within:g} s"
-        time.sleep(0.05)
+until = partial(wait_until, within=60)
 
 
 def places(mesh: Mesh, name: str) -> dict[str, list[str]]:

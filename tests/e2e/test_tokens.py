@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,6 +15,7 @@ import pytest
 
 from moorage_testkit.http_client import HttpClient
 from moorage_testkit.mesh import Mesh
+from moorage_testkit.polling import wait_until
 
 Answered = tuple[int, dict[str, str], Any]
 
@@ -217,13 +217,6 @@ async def test_only_a_hash_is_stored(example: Mesh, tokens: dict[str, str]) -> N
             assert json.loads(value)["digest"]
     finally:
         await nc.close()
-
-
-def wait_until(holds: Callable[[], bool], seconds: float = 40) -> None:
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, f"not within {seconds:g} s"
-        time.sleep(0.05)
 
 
 def test_tokens_survive_a_restart_of_the_gateway(example: Mesh, tokens: dict[str, str]) -> None:
