@@ -48,7 +48,7 @@ _POOL_ENTRY = _object(
 _GPU = _object(
     {
         "type": _string(pattern="^[^/]+/[^/]+$"),
-        # What another controller stored may be a text.
+        # Another controller may have stored text.
         "num": {"x-kubernetes-int-or-string": True, "minimum": 1, "pattern": "^[1-9][0-9]{0,8}$"},
         "family": _string(maxLength=63),
         "product": _string(maxLength=63),

@@ -99,7 +99,7 @@ async def _remove_machines(api: Api, say: Say) -> None:
             say(f"{obj.get('kind', plural)} {obj['metadata']['name']} removed")
     for obj in definitions():
         await _delete(api, f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{obj['metadata']['name']}")
-    # What was not replaced yet of the controller before; its StatefulSets may be gone already.
+    # Pods of the controller before that were not replaced yet; their StatefulSets may be gone already.
     for pod in await _items(api, f"/api/v1/namespaces/{OTHER_NAMESPACE}/pods", MACHINE_TYPE):
         if left_over(pod) is not None:
             await _delete(api, f"/api/v1/namespaces/{OTHER_NAMESPACE}/pods/{quote(pod['metadata']['name'])}")

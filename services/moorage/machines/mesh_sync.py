@@ -109,7 +109,7 @@ class MeshSync:
         self._answered = time.monotonic()
         self._set_connected(True)
         if reports.documents is not None:
-            # What is new is no repair: the first change by others is put back at once.
+            # Writing a new document is no repair, so that the first change by others is put back at once.
             is_repair = self._needs_repair(reports)
             if answer.full or answer.documents or answer.documents_gone:
                 await self._write_documents(reports.documents)

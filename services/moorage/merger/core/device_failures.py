@@ -30,7 +30,7 @@ ALL_KINDS = ""
 
 
 class FailedDevice(NamedTuple):
-    """What is wrong with a device, each since when. `held_until`: it is not left before, because a mass failure just ended."""
+    """A device with its faults, each with the time since when. Slots stay on it until `held_until`: a mass failure just ended."""
 
     part: str
     node: str
@@ -82,7 +82,7 @@ class _Known(NamedTuple):
 
 @dataclass(slots=True)
 class _Cluster:
-    """What is known of one cluster. `recorded`: failures that are no news, so that they make no mass failure."""
+    """The devices of one cluster. `recorded`: failures that do not count for another mass failure: they were known or counted before."""
 
     table: list[bytes] | None = None
     rows: NDArray[np.intp] = field(default_factory=lambda: np.empty(0, np.intp))
@@ -96,7 +96,7 @@ class _Cluster:
 
 
 class Recorded(NamedTuple):
-    """What the ledger says of a cluster: devices that failed, and kinds of devices of which too many did."""
+    """The failures of a cluster in the ledger: devices that failed, and kinds of devices of which too many did."""
 
     failed: AbstractSet[str] = frozenset()
     masses: Mapping[str, MassFailure] = {}
@@ -216,7 +216,7 @@ class DeviceFailures:
         return {part: device for of_node in cluster.wrong.values() for part, device in of_node.items()}
 
     def _forget_nodes(self, cluster: _Cluster, there: set[str]) -> None:
-        """What happens to slots of a node that is gone depends on the node."""
+        """Forgets the devices of nodes that are gone: their slots are handled with the node."""
         for node in cluster.of_node.keys() - there:
             for part in cluster.of_node.pop(node):
                 del cluster.known[part]

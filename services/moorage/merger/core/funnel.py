@@ -129,7 +129,7 @@ def _of_controllers(
                 yield mask & anywhere, reasons[index], name
         # A single reason is about all that is refused.
         rest.append((refused, reasons[0] if len(reasons) == 1 else None, name))
-    # What one controller refuses without a reason, another one may have explained.
+    # These come last: another controller may have explained the same clusters.
     yield from rest
 
 
