@@ -217,8 +217,8 @@ class Settling:
         found = self._compute(cluster, documents, progress)
         self._devices.noted(cluster)
         # After a mass failure a group waits for its devices; it is displaced once it may leave them.
-        known = {g for g, lack in decider.ledger.displaced_on(cluster).items() if lack.code != MASS_FAILURE}
-        if {group for group, lack in found.displaced.items() if lack.code != MASS_FAILURE} - known:
+        known = set(_that_leave(decider.ledger.displaced_on(cluster)))
+        if set(_that_leave(found.displaced)) - known:
             groups = {decider.ledger.claims[ident].group for ident in decider.ledger.by_cluster.get(cluster, ())}
             progress = await self._progress_of(groups - known)
             found = self._compute(cluster, documents, progress)
@@ -226,11 +226,7 @@ class Settling:
             return
         reached("merger.settling")
         guard = self._guard(found.entry, documents, progress)
-        new = [
-            group
-            for group, lack in found.displaced.items()
-            if lack.code != MASS_FAILURE and group not in known and group in documents
-        ]
+        new = [group for group in _that_leave(found.displaced) if group not in known and group in documents]
         ended = {group for group in new if self._ends(group, found.entry)}
         moved = moves(decider.ledger, found.entry, self._devices.on(cluster))
         result = await decider.committer.commit(found.entry, guard)
@@ -347,3 +343,8 @@ class Settling:
 
 def _ident(decision: Decision | None) -> str:
     return decision.id if decision is not None else ""
+
+
+def _that_leave(lacking: Mapping[str, Shortfall]) -> list[str]:
+    """Returns the groups that may leave the cluster: those of a mass failure wait for their devices."""
+    return [group for group, lack in lacking.items() if lack.code != MASS_FAILURE]
