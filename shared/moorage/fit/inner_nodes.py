@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -233,17 +233,13 @@ class InnerNodes:
         """Returns how many pods of a shape the node holds beside these pods, at most `limit`."""
         if not asks_parts(self.shapes[number], self.rows) or limit <= 0:
             return max(limit, 0)
-        low, high, first = 0, limit, True
-        while low < high:
-            middle = high if first else (low + high + 1) // 2
-            first = False
+
+        def holds(count: int) -> bool:
             more = list(counts)
-            more[number] += middle
-            if self.holds(at, more, granted):
-                low = middle
-            else:
-                high = middle - 1
-        return low
+            more[number] += count
+            return self.holds(at, more, granted)
+
+        return _largest(limit, holds)
 
 
 class InnerGroups:
@@ -279,16 +275,12 @@ class InnerGroups:
         if node not in self.in_common:
             return self.most(node, packed[:, node].tolist(), group, limit)
         trial = packed.copy()
-        low, high, first = 0, limit, True
-        while low < high:
-            middle = high if first else (low + high + 1) // 2
-            first = False
-            trial[group, node] = packed[group, node] + middle
-            if self.holds_all(trial):
-                low = middle
-            else:
-                high = middle - 1
-        return low
+
+        def holds(count: int) -> bool:
+            trial[group, node] = packed[group, node] + count
+            return self.holds_all(trial)
+
+        return _largest(limit, holds)
 
     def state(self, node: int) -> object:
         """Returns a key that is equal for nodes that hold the same, and reach the same parts as others."""
@@ -372,3 +364,15 @@ def _lost(layout: Layout, node: str, taken: Mapping[str, int]) -> dict[int, int]
             for consumed, each in consumed_entries(layout, layout.parts[layout.entries[entry].part], kind):
                 lost[consumed] = lost.get(consumed, 0) + amount * each
     return lost
+
+
+def _largest(limit: int, holds: Callable[[int], bool]) -> int:
+    """Returns the largest number up to the limit that holds, as smaller ones do. Most often it is the limit, so that is tried first."""
+    low, high, middle = 0, limit, limit
+    while low < high:
+        if holds(middle):
+            low = middle
+        else:
+            high = middle - 1
+        middle = (low + high + 1) // 2
+    return low
