@@ -109,11 +109,10 @@ class MeshSync:
         self._answered = time.monotonic()
         self._set_connected(True)
         if reports.documents is not None:
-            # Writing a new document is no repair, so that the first change by others is put back at once.
-            is_repair = self._needs_repair(reports)
             if answer.full or answer.documents or answer.documents_gone:
+                # No repair, so that the first change by others is put back at once.
                 await self._write_documents(reports.documents)
-            elif is_repair:
+            elif self._needs_repair(reports):
                 self._written = time.monotonic()
                 await self._write_documents(reports.documents)
         self._planned()
