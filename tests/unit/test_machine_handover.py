@@ -130,14 +130,14 @@ def test_slots_are_counted_by_state() -> None:
 
 
 def test_what_guests_had_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("moorage.machine_groups.cluster._MAX_SHARED", 4)
+    monkeypatch.setattr("moorage.machine_groups.guest_shapes._MAX_SHARED", 4)
     w = world(slots=1, nodes=1)
     for i in range(40):
         w.guest(f"g{i}", "a", labels={"job": f"{i}"}, nodeSelector={"job": f"{i}"})
         w.rest()
         w.remove("Pod", "team", f"g{i}")
     w.rest()
-    assert len(w.core._shapes) + len(w.core._shared_labels) < 20
+    assert len(w.core.shapes._shapes) + len(w.core.shapes._shared_labels) < 20
 
 
 def test_nothing_is_written_at_rest() -> None:

@@ -13,7 +13,8 @@ import structlog
 
 from moorage.bus import Bus, BusError, NoAnswer, new_id, subjects
 from moorage.kube import LeaderTerm
-from moorage.machine_groups.cluster import REPAIR_INTERVAL, ClusterMachines
+from moorage.machine_groups.cluster import ClusterMachines
+from moorage.machine_groups.object_writes import REPAIR_INTERVAL
 from moorage.machine_groups.reports import MeshReports
 from moorage.model.machines import MachineDocument, MachinesSynced
 from moorage.model.problems import Refused

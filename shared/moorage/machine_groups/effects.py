@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from .handover import Guest
+from .handover_records import Guest
 from .names import GROUP_VERSION
 
 Object = dict[str, Any]

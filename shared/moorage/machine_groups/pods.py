@@ -9,7 +9,7 @@ from typing import Any
 from moorage.podspec import pinned_node, pinned_to
 
 from .guest_nodes import shape_text
-from .handover import Guest, Opening, ReservationPod
+from .handover_records import Guest, Opening, ReservationPod
 from .injection import machine_type_of
 from .names import (
     GRANTED_AT,

@@ -16,7 +16,8 @@ from moorage.model.machines import (
 )
 
 from .cluster import ClusterMachines
-from .handover import Guest, Handover
+from .handover import Handover
+from .handover_records import Guest
 from .names import MESH, ORIGIN, machine_key
 
 _Item = TypeVar("_Item")

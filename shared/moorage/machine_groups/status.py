@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from moorage.model.machines import Condition, Machine
 
 from .effects import Effect, machine_event
-from .handover import TypeCounts
+from .handover_records import TypeCounts
 
 #: Conditions that are bad when they are true.
 _BAD = ("CapacityShort",)

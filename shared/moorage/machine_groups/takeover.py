@@ -12,7 +12,7 @@ from typing import Any
 from moorage.podspec import CLAIM
 
 from .effects import Effect
-from .handover import Guest, ReservationPod
+from .handover_records import Guest, ReservationPod
 from .names import MACHINE_GROUP, OTHER_FINALIZER, OTHER_NAMESPACE, SLOT_OF
 
 Object = dict[str, Any]

@@ -1,0 +1,53 @@
+"""Plans what is to be written for one group. Pure."""
+
+from __future__ import annotations
+
+from . import status
+from .cluster_objects import ClusterObjects
+from .effects import Effect
+from .group_objects import object_effects
+from .group_slots import slots_of
+from .group_state import GroupState
+from .group_status import conditions_of, status_effect, status_effects, waiting_events
+from .handover_effects import handover_effects, takeover_effects
+from .handover_plan import plan_handover
+from .handover_records import Situation
+
+
+def plan_group(cluster: ClusterObjects, group: GroupState, now: float, times: list[float]) -> list[Effect]:
+    machine = cluster.machines.get(group.machine.name)
+    if machine is None:
+        return []
+    if cluster.other_controller:
+        text = f"{cluster.other_controller} still acts on Machines; remove it, and this one takes over"
+        found = [status.Finding("Ready", False, "OtherControllerActive", text)]
+        return status_effect(cluster, "Machine", machine, {"conditions": conditions_of(machine, found, now)})
+    if group.machine.name in cluster.invalid:
+        return []
+    effects = object_effects(cluster, group, now, times)
+    states = cluster.pool_conditions(group)
+    usable = frozenset(name for name, state in states.items() if state == "Ready")
+    stored_slots = slots_of(cluster, group, states, now)
+    slots = {name: found.slots for name, found in stored_slots.items()}
+    sets = {name: cluster.set_of(group, name) for name in group.sizes}
+    stored = {name: group.stored_of(name, obj) for name, obj in sets.items() if obj is not None}
+    situation = Situation(
+        slots,
+        {name: found.offline for name, found in stored_slots.items()},
+        usable,
+        stored,
+        cluster.grants if cluster.connected else None,
+        cluster.shapes.nodes_for(group),
+        cluster.left_over.pods_of(group.machine.group),
+        cluster.shapes.barred(group),
+    )
+    plan = plan_handover(group.handover, now, situation)
+    if plan.next is not None:
+        times.append(plan.next)
+        cluster.writes.later[("Group", "", group.machine.group)] = plan.next
+    writing = {effect.key for effect in effects}
+    effects += [e for e in handover_effects(cluster, group, plan, stored_slots, now) if e.key not in writing]
+    effects += takeover_effects(cluster, group, plan, slots, now)
+    effects += waiting_events(cluster, group, usable, now, times)
+    effects += status_effects(cluster, group, machine, slots, states, usable, now, times)
+    return effects

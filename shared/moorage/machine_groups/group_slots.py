@@ -1,0 +1,68 @@
+"""Lays out the slots of one group: those that the mesh gave, or those that the cluster grants alone. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from moorage.model.machines import Condition
+
+from .cluster_objects import ClusterObjects
+from .group_state import GroupState, StoredSlots, read_slots
+from .layout import NodeRoom, Slots, lay_out
+from .names import machine_key
+
+#: Unused slots of a Node that is not Ready move after this many seconds.
+MOVE_AFTER = 300.0
+
+
+def slots_of(
+    cluster: ClusterObjects, group: GroupState, states: Mapping[str, Condition], now: float
+) -> dict[str, StoredSlots]:
+    """Returns the slots of the types of a group that depend on no other."""
+    held = {name: read_slots(cluster.set_of(group, name)) for name in group.sizes}
+    ordered: dict[str, StoredSlots] = {}
+    for name in group.sizes:
+        order = cluster.orders.get(machine_key(group.machine.group, name))
+        if order is not None:
+            ordered[name] = StoredSlots(slots=order.slots, offline=order.offline, claim=order.claim, mesh=True)
+        elif held[name].mesh:
+            ordered[name] = held[name]
+    local = _local_slots(cluster, group, held, ordered, states, now)
+    return {
+        name: ordered.get(name) or StoredSlots(slots=local[name], offline=local[name])
+        for name, size in group.sizes.items()
+        if not size.parent
+    }
+
+
+def _local_slots(
+    cluster: ClusterObjects, group: GroupState, held: Mapping[str, StoredSlots], ordered: Mapping[str, StoredSlots],
+    states: Mapping[str, Condition], now: float,
+) -> Slots:  # fmt: skip
+    """Lays out the slots that the cluster grants alone, of types of which the mesh said nothing."""
+    alone = {
+        t.name: t.offline_slots for t in group.machine.types if t.name not in ordered and t.spec.dependence is None
+    }
+    in_use: dict[str, Counter[str]] = {name: Counter() for name in alone}
+    by_node: dict[str, Counter[str]] = {}
+    for name in group.sizes:
+        for pod in group.handover.holding(name):
+            if pod.bound:
+                by_node.setdefault(pod.node, Counter())[name] += 1
+    for name in alone:
+        for node, counts in by_node.items():
+            in_use[name][node] = group.handover.taken(counts, name)
+    places = cluster.left_over.places
+    kept = {n: held[n].slots or in_use[n] + places(group.machine.group, n) for n in alone}
+    rooms = {n: _room(cluster, n, states[n], now) for n in group.entries}
+    return lay_out(group.machine, group.sizes, alone, rooms, kept, in_use)
+
+
+def _room(cluster: ClusterObjects, name: str, state: Condition, now: float) -> NodeRoom:
+    node = cluster.nodes.get(name)
+    keeps_yet = now < cluster.not_ready_since.get(name, now) + MOVE_AFTER
+    if node is None:
+        return NodeRoom({}, {}, False, state != "Maintenance" and keeps_yet)
+    keeps = state == "Ready" or (state == "NotReady" and keeps_yet)
+    return NodeRoom(node.allocatable, node.labels, state == "Ready", keeps)

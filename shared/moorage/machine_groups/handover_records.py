@@ -1,0 +1,121 @@
+"""What a hand-over of slots reads and writes: guests, reservations, grants and the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+#: The Nodes that a guest may use beside others that have slots, by uid and Node; None: all.
+NodesFor = Callable[["Guest", Mapping[str, str]], frozenset[str] | None]
+#: Whether a guest may not be on a Node because of others that have slots.
+Barred = Callable[["Guest", str, Mapping[str, str]], bool]
+
+
+class Guest(msgspec.Struct, frozen=True, kw_only=True):
+    """A Pod that was let in and is not over. `node`: where it is bound, or else pinned. Guests of one `shape` may use the same Nodes.
+    `is_marked`: its Pod says that it was let in; those of another controller do not."""
+
+    uid: str
+    namespace: str
+    name: str
+    version: str
+    type: str
+    bound: bool = False
+    gated: bool = False
+    ready: bool = True
+    deleting: bool = False
+    node: str = ""
+    window: str = ""
+    claim: str = ""
+    owner: str = ""
+    shape: str = ""
+    created: str = ""
+    priority: int = 0
+    seconds: int = 0
+    grace: int = 30
+    granted_at: float = 0.0
+    is_marked: bool = True
+
+    @property
+    def is_loose(self) -> bool:
+        """Returns whether it was let in by another controller and is not bound: it has no gate, and its Node cannot be chosen any more."""
+        return not (self.bound or self.gated or self.node)
+
+    @property
+    def order(self) -> tuple[int, str, str]:
+        return (-self.priority, self.created, self.uid)
+
+
+class ReservationPod(msgspec.Struct, frozen=True, kw_only=True):
+    """A Pod of the StatefulSet of a type. `node`: where it is bound or pinned."""
+
+    uid: str
+    name: str
+    version: str
+    type: str
+    ordinal: int
+    node: str = ""
+    bound: bool = False
+    deleting: bool = False
+    unschedulable: bool = False
+    claim: str = ""
+
+
+class StoredGrant(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A grant as the StatefulSet has it. `at`: when it was given, in seconds since the epoch."""
+
+    node: str
+    claim: str
+    at: float
+    window: str = ""
+    not_before: float = 0.0
+    until: float = 0.0
+
+
+class Stored(NamedTuple):
+    """What a StatefulSet has."""
+
+    replicas: int
+    grants: Mapping[str, StoredGrant]
+
+
+class Situation(NamedTuple):
+    """What a plan rests on besides the Pods. `slots`: per type and Node; `offline`: those of them that the cluster grants alone; `usable`:
+    Nodes that are Ready; `ordered`: grants of the mesh, None without it; `stored`: by type; `left_over`: reservations of
+    another controller, which hold places until they are replaced; `is_barred`: by rules about other guests."""
+
+    slots: Mapping[str, Mapping[str, int]]
+    offline: Mapping[str, Mapping[str, int]]
+    usable: frozenset[str]
+    stored: Mapping[str, Stored]
+    ordered: Mapping[str, StoredGrant] | None
+    nodes_for: NodesFor
+    left_over: Sequence[ReservationPod] = ()
+    is_barred: Barred = lambda _guest, _node, _placed: False
+
+
+class Opening(NamedTuple):
+    guest: Guest
+    grant: StoredGrant
+
+
+class Plan(NamedTuple):
+    """What is to be done now. `stores`: by type, only what differs. `next`: when to look again."""
+
+    stores: dict[str, Stored]
+    pins: dict[str, str]  # name of a reservation → Node
+    removals: list[str]  # names of reservations
+    openings: list[Opening]
+    evictions: list[Guest]
+    replaced: list[ReservationPod]  # of another controller
+    next: float | None
+
+
+class TypeCounts(NamedTuple):
+    maximum: int
+    reserved: int
+    used: int
+    waiting: int
+    granted: int

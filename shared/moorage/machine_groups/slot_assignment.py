@@ -1,0 +1,243 @@
+"""Tells who has the slots of one group, and gives free ones to guests: those that the mesh granted, or without it by priority and age.
+Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from .handover import Handover
+from .handover_records import Guest, Situation, StoredGrant
+from .windows import Holder, end_of, may_enter, next_time
+
+#: Seconds in which a guest has to be bound after its gate was taken off.
+BIND_WITHIN = 60.0
+#: Grants that are stored with one type at a time: an annotation has room for about two thousand.
+MAX_GRANTS = 1000
+#: Claims that the cluster gave alone.
+OFFLINE = "offline-"
+#: Owners whose Pods are replaced by others, which may go to other Nodes. Of all others a deletion would be a failure.
+_REPLACED_BY = ("ReplicaSet", "StatefulSet", "ReplicationController")
+
+
+class SlotAssignment:
+    """`on`: Node → type → guests that have or get a slot there."""
+
+    def __init__(self, handover: Handover, now: float, situation: Situation) -> None:
+        self.h, self.now, self.s = handover, now, situation
+        self.on: dict[str, Counter[str]] = {}
+        self.offline_on: dict[str, Counter[str]] = {}
+        self.total: Counter[str] = Counter()
+        self.grants: dict[str, dict[str, StoredGrant]] = {}
+        self.opened: set[str] = set()  # uids of guests that are pinned and expected to be bound
+        self.places: dict[str, str] = {}  # uid → Node of the slot of a guest that could not be pinned
+        self.placed: dict[str, str] = {}  # uid → Node of guests with grants
+        self.times: list[float] = []
+        self.evictions: list[Guest] = []
+        self.retries: dict[str, list[Guest]] = {}  # type → pinned guests that could not use their slots
+
+    def run(self) -> None:
+        self._count_holders()
+        self._keep_grants()
+        if self.s.ordered is not None:
+            self._take_orders()
+        else:
+            for name in self.h.sizes:
+                self._grant(name)
+
+    # --- who has slots
+
+    def _hold(self, machine_type: str, node: str, claim: str, granted: str = "") -> None:
+        if granted:
+            self.placed[granted] = node
+        self.on.setdefault(node, Counter())[machine_type] += 1
+        self.total[machine_type] += 1
+        if claim.startswith(OFFLINE):
+            self.offline_on.setdefault(node, Counter())[machine_type] += 1
+
+    def _count_holders(self) -> None:
+        """Counts guests that are bound, and those that are pinned and may still be bound."""
+        for name in {*self.h.sizes, *self.h.types_in_use}:
+            stored = self.s.stored.get(name)
+            for guest in self.h.holding(name):
+                if guest.bound:
+                    self._hold(name, guest.node, guest.claim)
+                    continue
+                grant = stored.grants.get(guest.uid) if stored is not None else None
+                if guest.is_loose:
+                    self._count_loose(guest, grant)
+                    continue
+                since = max(guest.granted_at, grant.at if grant is not None else 0.0)
+                if self.now < since + BIND_WITHIN:
+                    self._hold(name, guest.node, guest.claim)
+                    self.opened.add(guest.uid)
+                    self.times.append(since + BIND_WITHIN)
+                else:
+                    self._give_up(guest, since)
+
+    def _count_loose(self, guest: Guest, grant: StoredGrant | None) -> None:
+        """Counts a guest of another controller where it has a slot; without one it waits for the next."""
+        if grant is not None and self.now < grant.at + BIND_WITHIN:
+            self._hold(guest.type, grant.node, grant.claim)
+            self.opened.add(guest.uid)
+            self.places[guest.uid] = grant.node
+            self.times.append(grant.at + BIND_WITHIN)
+            return
+        if grant is not None and self.h.pause_of(guest.uid) < grant.at:
+            self.h.note_failure(guest, grant.at + BIND_WITHIN)
+        pause_ends = self.h.pause_of(guest.uid)
+        if pause_ends > self.now:
+            self.times.append(pause_ends)
+        else:
+            self.retries.setdefault(guest.type, []).append(guest)
+
+    def _give_up(self, guest: Guest, since: float) -> None:
+        """Withdraws the slot of a guest that was not bound in time."""
+        if self.h.pause_of(guest.uid) < since:
+            self.h.note_failure(guest, since + BIND_WITHIN)
+        if guest.owner in _REPLACED_BY:
+            self.evictions.append(guest)
+            return
+        pause_ends = self.h.pause_of(guest.uid)
+        if pause_ends > self.now:
+            self.times.append(pause_ends)
+        else:
+            self.retries.setdefault(guest.type, []).append(guest)
+
+    def _keep_grants(self) -> None:
+        """Keeps the stored grants of guests that wait at their gates."""
+        for name in self.h.sizes:
+            mine = self.grants[name] = {}
+            stored = self.s.stored.get(name)
+            for uid, grant in (stored.grants if stored is not None else {}).items():
+                guest = self.h.guests.get(uid)
+                if guest is None or guest.deleting or guest.bound or guest.type != name:
+                    continue
+                if not guest.gated:
+                    if uid in self.opened:
+                        mine[uid] = grant
+                        self.placed[uid] = grant.node
+                    continue
+                withdrawn = self.s.ordered is not None and uid not in self.s.ordered
+                if (withdrawn and not grant.claim.startswith(OFFLINE)) or not guest.ready or self._is_over(grant):
+                    continue
+                if self.h.pause_of(uid) > self.now:
+                    continue
+                if uid in self.h.opening:
+                    mine[uid] = grant
+                    self._hold(name, grant.node, grant.claim, uid)
+                    continue
+                if grant.node not in self.s.usable:
+                    continue
+                mine[uid] = grant
+                self._hold(name, grant.node, grant.claim, uid)
+
+    def _is_over(self, grant: StoredGrant) -> bool:
+        return bool(grant.until) and grant.until <= self.now
+
+    def _take_orders(self) -> None:
+        """Takes over the grants of the mesh, and those that it gave again to guests that are pinned already."""
+        assert self.s.ordered is not None
+        for uid, grant in self.s.ordered.items():
+            guest = self.h.guests.get(uid)
+            if guest is None or guest.deleting or guest.bound or guest.type not in self.grants:
+                continue
+            mine = self.grants[guest.type]
+            if uid in mine or uid in self.opened or self._is_over(grant) or len(mine) >= MAX_GRANTS:
+                continue
+            if grant.node not in self.s.usable or not (guest.ready or not guest.gated):
+                continue
+            if (not guest.gated and grant.at <= guest.granted_at) or self.h.pause_of(uid) > self.now:
+                continue
+            if guest.gated and self.s.is_barred(guest, grant.node, self.placed):
+                # The mesh does not know rules about other guests. Told of a failure, it gives another slot.
+                self.h.note_failure(guest, self.now)
+                continue
+            mine[uid] = grant
+            self._hold(guest.type, grant.node, grant.claim, uid)
+
+    # --- who gets slots, without the mesh
+
+    def _has_slot(self, machine_type: str, node: str) -> bool:
+        """Returns whether a Node has one more slot that the cluster may grant alone."""
+        root = self.h.root(machine_type)
+        most = self.s.slots.get(root, {}).get(node, 0)
+        alone = self.s.offline.get(root, {}).get(node, 0)
+        one_more = Counter(self.on.get(node, Counter()))
+        one_more[machine_type] += 1
+        if self.h.taken(one_more, root) > most:
+            return False
+        alone_more = Counter(self.offline_on.get(node, Counter()))
+        alone_more[machine_type] += 1
+        return self.h.taken(alone_more, root) <= alone
+
+    def _grant(self, name: str) -> None:
+        """Gives free slots to guests by priority and age. Those that leave first are given first, so that no other has to move."""
+        root = self.h.root(name)
+        leaving = sorted((p for p in self.h.reservations.values() if p.type == root), key=lambda p: -p.ordinal)
+        nodes = list(dict.fromkeys([p.node for p in leaving if p.node] + sorted(self.s.slots.get(root, {}))))
+        free = [n for n in nodes if n in self.s.usable and self._has_slot(name, n)]
+        if not free:
+            return
+        hopeless: set[str] = set()
+        for guest in self.retries.get(name, ()):
+            allowed = frozenset({guest.node}) if guest.node else self.s.nodes_for(guest, self.placed)
+            node = next((n for n in free if allowed is None or n in allowed), "")
+            if node and self._may_enter(guest):
+                self._give(guest, node)
+                free = [n for n in free if self._has_slot(name, n)]
+        for order in self.h.waiting(name):
+            if not free or self.total[name] >= self.h.maximum[name] or len(self.grants[name]) >= MAX_GRANTS:
+                return
+            guest = self.h.guests[order[2]]
+            if guest.uid in self.grants[name] or not guest.ready or guest.shape in hopeless:
+                continue
+            if (pause_ends := self.h.pause_of(guest.uid)) > self.now:
+                self.times.append(pause_ends)
+                continue
+            allowed = self.s.nodes_for(guest, self.placed)
+            node = next((n for n in free if allowed is None or n in allowed), "")
+            if not node:
+                hopeless.add(guest.shape)
+                continue
+            if not self._may_enter(guest):
+                continue
+            self._give(guest, node)
+            if not self._has_slot(name, node):
+                free.remove(node)
+
+    def _may_enter(self, guest: Guest) -> bool:
+        total = self.h.maximum[guest.type]
+        if self.total[guest.type] >= total:
+            return False
+        spans = self.h.spans.get(guest.type, [])
+        if not spans:
+            return not guest.window
+        if (time := next_time(spans, self.now)) is not None:
+            self.times.append(time)
+        asking = Holder(guest.window, end_of(self.now, guest.seconds, guest.grace))
+        return may_enter(total, spans, self._window_holders(guest.type), asking, self.now)
+
+    def _window_holders(self, name: str) -> list[Holder]:
+        found = [
+            Holder(guest.window, end_of(guest.granted_at or self.now, guest.seconds, guest.grace))
+            for guest in self.h.holding(name)
+            if guest.bound or guest.uid in self.opened
+        ]
+        for uid in self.grants[name]:
+            guest = self.h.guests[uid]
+            if guest.gated:
+                found.append(Holder(guest.window, end_of(self.now, guest.seconds, guest.grace)))
+        return found
+
+    def _give(self, guest: Guest, node: str) -> None:
+        span = next((s for s in self.h.spans.get(guest.type, []) if s.window.name == guest.window), None)
+        grant = StoredGrant(
+            node=node,
+            claim=f"{OFFLINE}{guest.uid}",
+            at=self.now,
+            window=guest.window,
+            not_before=span.begin if span is not None else 0.0,
+            until=span.end if span is not None else 0.0,
+        )
+        self.grants[guest.type][guest.uid] = grant
+        self._hold(guest.type, node, grant.claim, guest.uid)
