@@ -45,11 +45,11 @@ def fleet(failing: dict[str, str] | None = None, count: int = 2) -> str:
     return json.dumps({"clusters": clusters})
 
 
-def application(name: str, pods: int) -> str:
+def application(name: str, pods: int, of_class: str = "gpu") -> str:
     template = {"metadata": {"labels": {"app": name}}, "spec": {"containers": [{"name": "c", "image": "i"}]}}
     spec = {"replicas": pods, "selector": {"matchLabels": {"app": name}}, "template": template}
     deployment = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name}, "spec": spec}
-    consumer = {"object": {"kind": "Deployment", "name": name}, "container": "c", "needs": [{"class": "gpu"}]}
+    consumer = {"object": {"kind": "Deployment", "name": name}, "container": "c", "needs": [{"class": of_class}]}
     app = {"name": name, "manifests": [deployment], "consumers": [consumer]}
     return json.dumps({"kind": "Application", "metadata": {"name": name}, "spec": {"apps": [app]}})
 

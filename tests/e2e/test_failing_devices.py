@@ -51,6 +51,43 @@ def test_slots_leave_failed_devices_for_others_of_their_node_and_then_of_their_c
     runs_on(mesh, "mover", "lab/a", f"{other}/g1")
 
 
+def test_a_slot_that_moves_has_the_class_of_that_time(mesh: Mesh) -> None:
+    """The same for devices of a resource class, of which decisions look up the selector."""
+    condition = {"key": "Kind", "operator": "In", "values": [DRIVER]}
+    document = {"kind": "ResourceClass", "spec": {"resourceSelector": [{"matchExpressions": [condition]}]}}
+    document["metadata"] = {"name": "fast", "annotations": {"moorage.dev/algorithm": "best-fit"}}
+
+    def decision() -> Json:
+        (found,) = mesh.http("/v1/decisions?group=default/of-class/v1/default")["items"]
+        return dict(found)
+
+    def classes() -> Json:
+        (claim,) = decision()["claims"]
+        assert {grant["resourceClass"] for slot in claim["slots"] for grant in slot["devices"]} == {"fast"}
+        found: Json = claim["classes"]["fast"]
+        return found
+
+    def uid() -> str:
+        return str(mesh.http("/v1/resource-classes/fast")["metadata"]["uid"])
+
+    run(mesh, "apply", "-f", "-", data=json.dumps(document))
+    run(mesh, "apply", "-f", "-", data=application("of-class", 1, "fast"))
+    until(lambda: places(mesh, "of-class"), "it is placed")
+    ((cluster, (first,)),) = places(mesh, "of-class").items()
+    runs_on(mesh, "of-class", cluster, first)
+    before, decided, old = classes(), decision()["id"], uid()
+    assert (before["uid"], before["algorithm"]) == (old, "best-fit")
+    run(mesh, "delete", "resourceclass", "fast")
+    run(mesh, "apply", "-f", "-", data=json.dumps(document))
+    assert classes() == before and uid() != old
+    change(mesh, fleet({first: "NoExecute"}))
+    until(lambda: places(mesh, "of-class")[cluster] != [first], "the slot leaves the device")
+    runs_on(mesh, "of-class", cluster, *places(mesh, "of-class")[cluster])
+    # Its cluster has another device, so no further decision was needed.
+    assert decision()["id"] == decided and classes() == {**before, "uid": uid()}
+    run(mesh, "delete", "resourceclass", "fast")
+
+
 def test_where_the_cluster_has_no_other_device_the_app_moves(mesh: Mesh) -> None:
     closed = {f"{node}/{name}": "NoSchedule" for node in ("n", "m", "o") for name in ("g0", "g1")}
     change(mesh, fleet({part: effect for part, effect in closed.items() if part != "n/g0"}))

@@ -8,12 +8,13 @@ import os
 import signal
 import sys
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import msgspec
 import pytest
 
-from moorage.bus import Bus, subjects
+from moorage.bus import Bus, NoAnswer, subjects
 from moorage.bus.failpoints import POINTS
 from moorage.ledger import Ledger, open_ledger, read_snapshot
 from moorage.model.claims import Claim, Commit, Decision, IntentRef
@@ -38,9 +39,10 @@ CASES: dict[str, tuple[list[str], list[str], list[str]]] = {
     "nothing": ([], [], []),
 }
 SETTLING = ("merger.settling", "merger.settled")
+CLASSES = ("intents.class.stored", "intents.class.deleted")
 #: Those of other workers are reached in tests of their own.
 WORKERS = ("intents.", "inventory.", "ledger.", "merger.", "patcher.")
-assert {p for case in CASES.values() for points in case for p in points} | {"ledger.snapshot", *SETTLING} == {
+assert {p for case in CASES.values() for points in case for p in points} | {"ledger.snapshot", *SETTLING, *CLASSES} == {
     point for point in POINTS if point.startswith(WORKERS)
 }
 
@@ -224,6 +226,54 @@ async def test_a_kill_around_a_settlement_leaves_nothing_unsettled(
 
     await eventually(nothing_left, 40, "no claim is left")
     assert (await driver.ask(subjects.SIM_APPLY, FLEET, timeout=20))["accepted"]
+
+
+async def test_a_store_that_is_killed_tells_each_change_of_a_class_once(
+    mesh: Mesh, driver: MeshClient, failpoints: Failpoints
+) -> None:
+    stored, deleted = CLASSES
+    key = {"key": "Kind", "operator": "Exists"}
+    document: dict[str, Any] = {
+        "kind": "ResourceClass",
+        "metadata": {"name": "told"},
+        "spec": {"resourceSelector": [{"matchExpressions": [key]}]},
+    }
+    changed = {**document, "metadata": {"name": "told", "labels": {"a": "b"}}}
+    steps: list[tuple[str, str, dict[str, Any]]] = [
+        (stored, subjects.INTENTS_APPLY, {**document, "again": True}),
+        (stored, subjects.INTENTS_APPLY, {**changed, "again": True}),
+        (deleted, subjects.INTENTS_DELETE, {"kind": "ResourceClass", "name": "told", "again": True}),
+    ]
+
+    async def done(subject: str, body: dict[str, Any]) -> bool:
+        try:
+            return bool((await driver.ask(subject, body))["accepted"])
+        except NoAnswer:
+            return False
+
+    told: list[str] = []
+
+    async def all_told(wanted: list[str]) -> bool:
+        found = [e for e in await events(driver.bus) if e["data"].get("kind") == "ResourceClass"]
+        found = [e for e in found if e["data"]["name"] == "told" and "allocatable" not in e["data"]]
+        told[:] = [e["subject"].split(".")[3] for e in found]
+        return told == wanted
+
+    wanted: list[str] = []
+    for (point, subject, body), change in zip(steps, ("created", "changed", "deleted"), strict=True):
+        failpoints.arm(point)
+        await eventually(partial(done, subject, body), 40, f"{subject} is answered")
+        await died(failpoints, [point])
+        wanted.append(change)
+        await eventually(partial(all_told, wanted), 40, f"the class is {change}")
+    # Another start finds nothing to tell.
+    failpoints.arm("intents.stored")
+    await driver.apply(application("restarts", cpu="50m"))
+    await died(failpoints, ["intents.stored"])
+    await driver.until_phase("restarts", "Running", seconds=30)
+    await driver.delete(["restarts"])
+    await asyncio.sleep(2)
+    assert await all_told(wanted), told
 
 
 def decided(number: int) -> Commit:

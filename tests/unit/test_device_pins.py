@@ -21,12 +21,12 @@ from moorage.intents.core.manifest_rules import read_objects
 from moorage.intents.core.shapes import app_shapes
 from moorage.kube.objects import Key
 from moorage.model.claims import Claim, IntentRef
-from moorage.model.part_requests import AttributeRelation, DeviceAsk
+from moorage.model.part_requests import AttributeRelation, ClassVersion, DeviceAsk
 from moorage.model.shapes import Shape
 from moorage.model.slots import DeviceGrant, Slot, names_parts, own_parts
 from moorage.patcher.core.device_pins import ClassNeeds, DevicePins, devices_of
 from moorage.patcher.core.final_objects import FinalObjects
-from moorage.podspec import CLASS_OF_PIN, PINNED_DEVICES, TEMPLATE_SLOTS
+from moorage.podspec import CLASS_OF_NEED, CLASS_OF_PIN, CLASS_UID, PINNED_DEVICES, TEMPLATE_SLOTS
 
 API = "resource.k8s.io/v1"
 DRIVER = "gpu.example.com"
@@ -222,6 +222,48 @@ def test_needs_for_classes_get_a_claim_of_their_own() -> None:
     assert asked["constraints"] == [{"matchAttribute": "resource.kubernetes.io/pcieRoot", "requests": ["need-0"]}]
     pins = by_name["DeviceClass", "moorage-c1-need-0-of-2"]["metadata"]["annotations"]
     assert msgspec.json.decode(pins[PINNED_DEVICES]) == [second, f"{second}0"]
+
+
+def test_alternatives_with_as_many_devices_are_told_apart_by_their_classes() -> None:
+    web = deployment("web")
+    parts = [f"{DRIVER}/n{i}/gpu-{i}" for i in range(3)]
+    slots = [
+        Slot(
+            node=f"n{i}",
+            parts={part: {"G": 1}},
+            devices=[DeviceGrant(part=part, need="gpu", name="G", amount=1, resource_class=of)],
+        )
+        for i, (part, of) in enumerate(zip(parts, ("new", "old", "local"), strict=True))
+    ]
+    asks = tuple(
+        DeviceAsk(resource_class=of, count=1, capacity={"memory": size})
+        for of, size in (("new", "2Gi"), ("old", "1Gi"), ("local", "3Gi"))
+    )
+    classes = {
+        "new": ClassVersion(uid="u1", spec="1", algorithm="best-fit"),
+        "old": ClassVersion(uid="u2", spec="2", algorithm="default"),
+    }
+    made = msgspec.structs.replace(claim("Deployment/web"), slots=slots, classes=classes)
+    needs = {"Deployment/web": ClassNeeds({"gpu": asks}, [], {"gpu": {"c"}})}
+    objects = FinalObjects([web], [], {}, "d", needs=needs).on_cluster("p/c", [made])
+    by_name = {(o["kind"], o["metadata"]["name"]): o for o in objects}
+    template_ = by_name["ResourceClaimTemplate", "moorage-c1-needs"]
+    requests = template_["spec"]["spec"]["devices"]["requests"][0]["firstAvailable"]
+    seen = {}
+    for request in requests:
+        annotations = by_name["DeviceClass", request["deviceClassName"]]["metadata"]["annotations"]
+        devices = msgspec.json.decode(annotations[PINNED_DEVICES])
+        size = request["capacity"]["requests"]["memory"]
+        seen[annotations[CLASS_OF_NEED]] = annotations.get(CLASS_UID), devices, size, annotations[CLASS_OF_PIN]
+    # A name that is no class of the mesh is a DeviceClass, of which the selectors and the configuration hold.
+    assert seen == {
+        "new": ("u1", [parts[0]], "2Gi", ""),
+        "old": ("u2", [parts[1]], "1Gi", ""),
+        "local": (None, [parts[2]], "3Gi", "local"),
+    }
+    told = msgspec.json.decode(template_["metadata"]["annotations"][TEMPLATE_SLOTS])
+    named = {f"need-0/{request['name']}" for request in requests}
+    assert {name for slot in told for name in slot["devices"]} == named
 
 
 def test_classes_that_containers_request_are_taken_out() -> None:
@@ -440,7 +482,9 @@ def test_pods_say_which_devices_the_cluster_gave_them() -> None:
     objects = FinalObjects(manifests, [], {}, "d").on_cluster("p/c", [claim("Deployment/web", ("n0", "g1", "x/a"))])
     known = {(o["kind"], o["metadata"]["name"]): o for o in objects}
     wanted: dict[tuple[str, str], dict[str, Any]] = {}
-    annotations = DeviceAnnotations(lambda kind, _namespace, name: wanted.get((kind, name)), lambda _claim: "d1")
+    annotations = DeviceAnnotations(
+        lambda kind, _namespace, name: wanted.get((kind, name)), lambda _claim: "d1", lambda _class: "u1"
+    )
     annotations.put_pod(*bound_pod())
     annotations.put_claim(*claim_object("p-x", "g2"))
     assert list(annotations.missing()) == [] and not annotations.is_idle  # the app is not known yet
@@ -451,6 +495,8 @@ def test_pods_say_which_devices_the_cluster_gave_them() -> None:
     (entry,) = msgspec.json.decode(text)
     assert entry == {
         "class": "gpu",
+        "classUid": "u1",
+        "algorithm": "first-fit",
         "claim": "p-x",
         "request": "a",
         "containers": ["c"],

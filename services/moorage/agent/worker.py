@@ -193,7 +193,9 @@ class Agent:
         def decision_of(claim: str) -> str:
             return next((found for app in apps.values() if (found := app.decision_of(claim))), "")
 
-        annotator = PodAnnotator(self.api, term, DeviceAnnotations(wanted, decision_of), spawn)
+        annotator = PodAnnotator(
+            self.api, term, DeviceAnnotations(wanted, decision_of, state.device_classes.uid), spawn
+        )
         evictions = DeviceEvictions(self.api, term, spawn)
         watchers = (allocation, annotator, evictions)
         reflectors = self._reflectors(state, gates, watchers, evictions, (version, rules), devices_changed)

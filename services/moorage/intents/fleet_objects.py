@@ -6,13 +6,15 @@ from typing import Any
 
 import msgspec
 
-from moorage.bus import Bus, Conflict, Entry, new_id, now_text, subjects
+from moorage.bus import Bus, Conflict, Entry, new_id, now_text
+from moorage.bus.failpoints import reached
 from moorage.classes import ALGORITHM_KEY
 from moorage.device_algorithms import algorithm_names
 from moorage.mesh import stores
 from moorage.model.problems import Refused, Violation, changed_since, conflict, invalid, not_found
 from moorage.model.resource_classes import CLASS_GRANT, FLEET_KINDS, FleetObject, StoredMetadata, fleet_object_key
 
+from .class_events import ClassEvents, trace_of
 from .core import fleet_documents
 from .core.fleet_documents import AcceptedObject
 
@@ -27,8 +29,13 @@ class FleetObjects:
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._bucket = bus.bucket(stores.CLASSES)
+        self._events = ClassEvents(bus, self._bucket)
 
     async def start(self) -> None:
+        await self._make_first_grant()
+        await self._events.start()
+
+    async def _make_first_grant(self) -> None:
         """Makes the grant of all classes to all projects, once for ever."""
         if await self._bucket.get(_STARTED) is not None:
             return
@@ -45,15 +52,18 @@ class FleetObjects:
         self, found: AcceptedObject, cause: str, if_match: int | None = None, *, again: bool = False
     ) -> dict[str, Any]:
         """`again`: the request was sent before and may have been carried out."""
-        given, uid = found.object, new_id()
+        given, uid, ident = found.object, new_id(), new_id()
 
         async def changed(entry: Entry | None) -> bytes:
             before = None if entry is None else _decode(entry.value)
-            value = _encode(fleet_documents.merged(before, given, uid, now_text()))
-            is_same = entry is not None and entry.value == value
-            if not (is_same and again):
-                _matches(if_match, entry)
-            return value
+            after = fleet_documents.merged(before, given, uid, now_text())
+            if entry is not None and entry.value == _encode(after):
+                if not again:
+                    _matches(if_match, entry)
+                return entry.value
+            _matches(if_match, entry)
+            after.told = ["created" if before is None else "changed", ident]
+            return _encode(after)
 
         try:
             before, after = await self._bucket.modify(given.key, changed)
@@ -62,7 +72,8 @@ class FleetObjects:
         assert after is not None
         outcome = "created" if before is None else "unchanged" if before is after else "updated"
         if outcome != "unchanged":
-            await self._tell("created" if before is None else "changed", given, cause)
+            reached("intents.class.stored")
+            await self._events.tell("created" if before is None else "changed", trace_of(given, ident), cause)
         return self._reply(found, outcome, after.revision)
 
     async def check(self, found: AcceptedObject, *, unsaved: bool = False) -> dict[str, Any]:
@@ -81,11 +92,14 @@ class FleetObjects:
         if entry is None:
             raise Refused(not_found(f"{kind} {name}" + (f" of cluster {cluster}" if cluster else "")))
         _matches(if_match, entry)
+        found, ident = _decode(entry.value), new_id()
+        await self._events.deleting(key, found, ident)
         try:
             await self._bucket.delete(key, entry.revision)
         except Conflict:
             raise Refused(conflict(f"{kind} {name} changed meanwhile; try again")) from None
-        await self._tell("deleted", _decode(entry.value), cause)
+        reached("intents.class.deleted")
+        await self._events.tell("deleted", trace_of(found, ident), cause)
         return {"name": name, "group": "", "revision": entry.revision, "outcome": "deleted"}
 
     async def set_algorithm(self, name: str) -> dict[str, Any]:
@@ -95,11 +109,6 @@ class FleetObjects:
             raise Refused(invalid([Violation(path="algorithm", code="BadValue", message=message)]))
         await self._bucket.put(ALGORITHM_KEY, name.encode())
         return {"algorithm": name}
-
-    async def _tell(self, change: str, found: FleetObject, cause: str) -> None:
-        meta = found.metadata
-        data = {"kind": found.kind, "name": meta.name, "cluster": meta.cluster, "uid": meta.uid}
-        await self._bus.emit(subjects.class_event(change, meta.name), data, cause=cause)
 
     @staticmethod
     def _reply(found: AcceptedObject, outcome: str, revision: int) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from moorage.model.names import group_tokens
 from moorage.model.problems import Problem, Refused
 from moorage.model.status import GroupStatus
 
+from .core.class_binding import bound
 from .core.settle import Settled, groups_to_settle, is_unsettled, settle
 from .core.settlement_draft import Draft, Progress, Surroundings
 from .decider import Decider
@@ -261,6 +262,7 @@ class Settling:
         if cid is None or not decider.fleet.usable_clusters[cid]:
             return None
         held, lost = decider.capacity.held_on(cluster), self._lost.on(cluster)
+        documents = {group: bound(document, decider.catalog) for group, document in documents.items()}
         around = Surroundings(documents, held, lost, progress.get, self._devices.on(cluster))
         return Draft(cid, decider.ledger, decider.fleet, around)
 

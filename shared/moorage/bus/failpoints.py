@@ -18,6 +18,8 @@ POINTS: dict[str, str] = {
     "intents.kept": "the older revision is kept, the group's record is not written",
     "intents.stored": "the group's record is written, neither the event nor the hint to decide is published",
     "intents.deleted": "the group's record is deleted, the event is not published",
+    "intents.class.stored": "a resource class is stored, its event is not published",
+    "intents.class.deleted": "a resource class is deleted, its event is not published",
     "intents.attached": "a standalone intent is written, its group does not have it",
     "merger.answered": "all controllers have answered, nothing is committed",
     "merger.committed": "a decision is in the log, its event is not published",

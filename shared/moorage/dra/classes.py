@@ -19,11 +19,12 @@ class DeviceClasses:
         self._mark_all = mark_all
         self._classes: dict[str, DeviceClassReport] = {}
         self._config: dict[str, list[Any]] = {}
+        self._uids: dict[str, str] = {}
 
     def put(self, name: str, found: DeviceClass) -> None:
         if name.startswith(PIN_PREFIX):
             return
-        self._config[name] = found.spec.config or []
+        self._config[name], self._uids[name] = found.spec.config or [], found.metadata.uid
         selectors = [selector.cel.expression if selector.cel else "" for selector in found.spec.selectors or ()]
         report = DeviceClassReport(
             name=name, selectors=selectors, extended_resource=found.spec.extended_resource_name or ""
@@ -39,6 +40,10 @@ class DeviceClasses:
             return None
         selectors = [{"cel": {"expression": expression}} for expression in found.selectors]
         return {"selectors": selectors} | ({"config": self._config[name]} if self._config[name] else {})
+
+    def uid(self, name: str) -> str:
+        """Returns the uid of a class; "" if there is no such class."""
+        return self._uids.get(name, "")
 
     def extended_resources(self, devices: Sequence[DeviceReport], in_use: Container[str]) -> dict[str, int]:
         """Returns, by extended resource, how many of a node's devices the classes select that are asked for by it, and that nobody
@@ -59,6 +64,7 @@ class DeviceClasses:
 
     def drop(self, name: str) -> None:
         self._config.pop(name, None)
+        self._uids.pop(name, None)
         if self._classes.pop(name, None) is not None:
             self._mark_all()
 

@@ -426,7 +426,10 @@ class NodeState:
     def place(self, asked: Asked, share: PodShare) -> PodPlace:
         """Returns the parts of a pod with what matters until it has arrived."""
         first = starting(asked.alignment(self.static.manager, self.static.reported))
-        grants = [DeviceGrant(part=g.part, need=g.need, name=g.resource, amount=g.amount) for g in share.grants]
+        grants = [
+            DeviceGrant(part=g.part, need=g.need, name=g.resource, amount=g.amount, resource_class=g.resource_class)
+            for g in share.grants
+        ]
         return PodPlace(share.amounts, self._aligned(asked, share.amounts), dict(first), grants)
 
     def _aligned(self, asked: Asked, parts: PartAmounts) -> PartAmounts:

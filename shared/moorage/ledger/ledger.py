@@ -12,6 +12,7 @@ import msgspec
 from moorage.collections import LruDict
 from moorage.model.base import Model
 from moorage.model.claims import Claim, Commit, Decision, Shortfall
+from moorage.model.part_requests import ClassVersion
 from moorage.model.slots import Slot, resized
 
 from .allocations import AllocationLedger, AllocationSnapshot
@@ -379,14 +380,15 @@ class Ledger:
         """Returns the active claims of one object on one cluster, the newest last."""
         return [self.claims[ident].claim for ident in self.families.get(family, ())]
 
-    def replace_slots(self, ident: str, slots: list[Slot]) -> None:
-        """Gives a claim other slots, also in the standing decision. If its pods are confined to nodes and a slot is elsewhere
+    def replace_slots(self, ident: str, slots: list[Slot], classes: Mapping[str, ClassVersion] | None = None) -> None:
+        """Gives a claim other slots, and the classes of their devices if these change, also in the standing decision. If its pods are confined to nodes and a slot is elsewhere
         now, they are confined to the nodes of the slots from then on."""
         active = self.claims[ident]
         nodes = active.claim.required_nodes
         if nodes and any(slot.node not in nodes for slot in slots):
             nodes = {slot.node: slot.host for slot in slots}
-        self._replace_claim(msgspec.structs.replace(active.claim, slots=slots, required_nodes=nodes))
+        known = active.claim.classes if classes is None else dict(classes)
+        self._replace_claim(msgspec.structs.replace(active.claim, slots=slots, required_nodes=nodes, classes=known))
 
     def _replace_claim(self, claim: Claim) -> None:
         """Replaces a claim by one with the same id, also in the standing decision."""

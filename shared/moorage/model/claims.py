@@ -11,6 +11,7 @@ from .allocations import ConsumerWrite, InventoryRecord
 from .base import Message, Model
 from .candidates import Asked
 from .machine_slots import GrantedSlot, ReservedSlots
+from .part_requests import ClassVersion
 from .reasons import Warn
 from .shapes import PodRule
 from .slots import OptionalGrant, Slot
@@ -48,7 +49,8 @@ class Claim(Model, kw_only=True):
     differs; empty: the pods only prefer the nodes of their slots. `refused_by`: nodes that did not admit pods of it, each with
     the words of its kubelet; a settlement confined the pods to others then. `pinned`: pods are created with a scheduling gate, and
     the agent pins each to a slot. `within`: the reservation of machines whose slots the pods use. `vacated`: devices that failed
-    and whose slots moved; pods that still have them are to be ended."""
+    and whose slots moved; pods that still have them are to be ended. `classes`: the resource classes by which slots have devices, as
+    they were when they got them."""
 
     id: str
     decision: str
@@ -67,6 +69,7 @@ class Claim(Model, kw_only=True):
     refused_by: dict[str, str] = {}
     pinned: bool = False
     vacated: list[str] = []
+    classes: dict[str, ClassVersion] = {}
 
 
 class LedgerEntry(Model, tag_field="kind", kw_only=True):
@@ -131,7 +134,8 @@ class Settlement(LedgerEntry, tag="settlement", kw_only=True):
     taken back. `restored`: those from before them that stand again. `displaced`: all groups with slots that fit nowhere on
     the cluster while their decision stands. `epoch`: of the rows that it was computed from. `confined`: claims whose pods a node
     refused, each with these nodes and their words; the pods run on the nodes of their slots only from then on. `vacated`: by claim,
-    the devices that failed and that its pods are to leave; all of them, replacing what it had."""
+    the devices that failed and that its pods are to leave; all of them, replacing what it had. `classes`: by claim, if they change
+    with its slots."""
 
     cluster: str
     epoch: str
@@ -141,6 +145,7 @@ class Settlement(LedgerEntry, tag="settlement", kw_only=True):
     displaced: dict[str, Shortfall] = {}
     confined: dict[str, dict[str, str]] = {}
     vacated: dict[str, list[str]] = {}
+    classes: dict[str, dict[str, ClassVersion]] = {}
 
 
 class Allocation(LedgerEntry, tag="allocation", kw_only=True):

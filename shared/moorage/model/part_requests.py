@@ -36,6 +36,15 @@ class DeviceToleration(Value, kw_only=True, frozen=True):
     seconds: int | None = None
 
 
+class ClassVersion(Value, kw_only=True, frozen=True):
+    """Which class a name meant: one that is deleted and made again is another. `spec` is the hash of its spec, `algorithm` the one
+    that chose devices of it."""
+
+    uid: str
+    spec: str
+    algorithm: str = ""
+
+
 class DeviceAsk(Value, kw_only=True, frozen=True):
     """Devices that a pod asks for: `count` of those that the class and all selectors select, or all of them. `device_class`
     names a DeviceClass of the cluster; `selectors` are CEL expressions. `capacity`: quantities of a device's
@@ -51,6 +60,7 @@ class DeviceAsk(Value, kw_only=True, frozen=True):
     tolerations: tuple[DeviceToleration, ...] = ()
     capacity: dict[str, str] = {}
     resource_class: str = ""  # a class of the mesh, which `properties` has when it is asked, or of the cluster
+    versions: dict[str, ClassVersion] = {}  # of the resource class, by cluster; "" is the fleet's
     share: int = 0  # thousandths of each capacity of a device that can be divided; 0: whole devices
     algorithm: str = ""  # by which devices are chosen; empty: the class's or the fleet's
 

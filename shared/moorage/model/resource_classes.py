@@ -153,11 +153,12 @@ class StoredMetadata(Model, kw_only=True):
 
 
 class FleetObject(Model, kw_only=True):
-    """An object as it is stored and shown; its spec is that of its kind."""
+    """An object as it is stored and shown; its spec is that of its kind. `told`: its last change, and the id of the event of that."""
 
     kind: str
     metadata: StoredMetadata
     spec: dict[str, Any] = {}
+    told: list[str] = []
 
     @property
     def key(self) -> str:

@@ -18,12 +18,13 @@ _OF = "\x1f"  # stands in no name of a resource
 
 
 class DeviceGrant(Value, kw_only=True, frozen=True):
-    """An amount of a part that serves a need of one pod."""
+    """An amount of a part that serves a need of one pod. `resource_class`: by which the device was asked for."""
 
     part: str = ""
     need: str = ""
     name: str = msgspec.field(default="", name="class")
     amount: int = 0
+    resource_class: str = ""
 
 
 class Slot(Model, kw_only=True):

@@ -49,11 +49,13 @@ class DeviceTree(Protocol):
 
 
 class Given(NamedTuple):
-    """What a choice of a slot gives to the need of a pod. `once`: what it gives if it is the first that has its device."""
+    """What a choice of a slot gives to the need of a pod. `once`: what it gives if it is the first that has its device.
+    `resource_class`: by which it was asked for."""
 
     need: str
     resources: Mapping[str, int]
     once: Mapping[str, int] = {}
+    resource_class: str = ""
 
 
 class DeviceSlot(NamedTuple):
@@ -213,7 +215,8 @@ class DeviceSlots:
         if claim_of(need) in self._with_admin and not report.divisible:
             takes = (*takes, (self._only_once(claim_of(need), i), 1))
         order = alternative * _MANY + device
-        return _Choice(i, alternative, order, Given(need, resources, once), takes, takes_once)
+        given = Given(need, resources, once, ask.resource_class)
+        return _Choice(i, alternative, order, given, takes, takes_once)
 
     def _exclusive(self, device: int, i: int) -> tuple[tuple[int, int], ...]:
         report = self._table.devices[device]

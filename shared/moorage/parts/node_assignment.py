@@ -47,6 +47,7 @@ class Grant(NamedTuple):
     need: str
     resource: str
     amount: int
+    resource_class: str = ""
 
 
 class PodShare(NamedTuple):
@@ -299,9 +300,9 @@ def _share(tree: NodeTree, problem: _PodProblem, choice: Sequence[int], room: Se
                 here = amounts.setdefault(part, {})
                 here[name] = here.get(name, 0) + amount
         if slot.device is not None:
-            grants += [Grant(tree.parts[part].id, given.need, name, amount) for name, amount in resources.items()]
-            if not resources:
-                grants.append(Grant(tree.parts[part].id, given.need, "", 0))
+            served = resources or {"": 0}
+            of = given.need, given.resource_class
+            grants += [Grant(tree.parts[part].id, of[0], name, amount, of[1]) for name, amount in served.items()]
     return PodShare({tree.parts[part].id: amounts[part] for part in sorted(amounts)}, tuple(grants))
 
 

@@ -7,8 +7,10 @@ from .admission import Refusals, is_refusal
 from .claim_gate import (
     ALLOCATES,
     CLAIM,
+    CLASS_ALGORITHM,
     CLASS_OF_NEED,
     CLASS_OF_PIN,
+    CLASS_UID,
     DEVICES_GATE,
     DRA_LABEL,
     GATE,
@@ -49,8 +51,10 @@ from .workloads import REPLICATED, WORKLOADS, containers, find, named, object_ke
 __all__ = [
     "ALLOCATES",
     "CLAIM",
+    "CLASS_ALGORITHM",
     "CLASS_OF_NEED",
     "CLASS_OF_PIN",
+    "CLASS_UID",
     "DAEMON_SET_TOLERATIONS",
     "DEVICES_GATE",
     "DRA_LABEL",

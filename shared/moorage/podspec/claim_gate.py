@@ -28,6 +28,9 @@ PINNED_DEVICES = "moorage.dev/pinned-devices"
 VACATED_DEVICES = "moorage.dev/vacated-devices"
 #: Annotation of a DeviceClass that pins a need: the resource class that was asked for.
 CLASS_OF_NEED = "moorage.dev/resource-class"
+#: Annotations beside it: the uid of that class (one that is deleted and made again is another), and what chose its devices.
+CLASS_UID = "moorage.dev/resource-class-uid"
+CLASS_ALGORITHM = "moorage.dev/algorithm"
 #: Annotation of a template that is pinned: the slots of its claim, each with its node and devices by request, as JSON.
 TEMPLATE_SLOTS = "moorage.dev/slots"
 #: The scheduling gate of pods whose claims an agent allocates itself, and the label of clusters where it does.

@@ -10,7 +10,7 @@ import msgspec
 
 from moorage.dra.objects import AllocatedDevice, DeviceClaim
 from moorage.kube.objects import Key
-from moorage.podspec import CLAIM, CLASS_OF_NEED, CLASS_OF_PIN, PIN_PREFIX
+from moorage.podspec import CLAIM, CLASS_ALGORITHM, CLASS_OF_NEED, CLASS_OF_PIN, CLASS_UID, PIN_PREFIX
 
 from .claim_allocation import classes_of
 from .kube_types import Pod
@@ -20,6 +20,8 @@ DEVICES = "moorage.dev/devices"
 #: Begins annotations of the form PREFIX_CLASS_DEVICE: QUANTITY.
 LEGACY = "scheduler.alpha.kubernetes.io/resClass"
 _LEGAL = re.compile("[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", re.ASCII)
+#: What chooses devices for requests of ResourceClaims.
+_BY_CLAIM = "first-fit"
 _encode = msgspec.json.Encoder(order="sorted").encode
 Manifest = dict[str, Any]
 
@@ -30,6 +32,14 @@ class _Use(NamedTuple):
     claim: str
     template: str
     containers: tuple[tuple[str, str], ...]  # container and request
+
+
+class _Class(NamedTuple):
+    """A class that was asked for, and the algorithm that chose its devices."""
+
+    name: str
+    uid: str
+    algorithm: str
 
 
 class _Pod(NamedTuple):
@@ -52,10 +62,15 @@ class PodAnnotations(NamedTuple):
 
 class DeviceAnnotations:
     """Knows the bound pods of claims that have devices. `wanted` returns an object that an app wants, by kind, namespace and name;
-    `decision_of` the decision of a claim."""
+    `decision_of` the decision of a claim; `uid_of` the uid of a DeviceClass, or ""."""
 
-    def __init__(self, wanted: Callable[[str, str, str], Manifest | None], decision_of: Callable[[str], str]) -> None:
-        self._wanted, self._decision_of = wanted, decision_of
+    def __init__(
+        self,
+        wanted: Callable[[str, str, str], Manifest | None],
+        decision_of: Callable[[str], str],
+        uid_of: Callable[[str], str],
+    ) -> None:
+        self._wanted, self._decision_of, self._uid_of = wanted, decision_of, uid_of
         self._pods: dict[str, _Pod] = {}
         self._users: dict[Key, set[str]] = {}  # pods by claim
         self._unchecked: set[str] = set()
@@ -142,16 +157,19 @@ class DeviceAnnotations:
             for result in self._results[Key(pod.key.namespace, use.claim)]:
                 by_request.setdefault(result.request, []).append(result)
             for request, results in by_request.items():
-                name = classes.get(request, "")
+                found = classes.get(request, _Class("", "", ""))
+                name = found.name
                 of = sorted({c for c, only in use.containers if only in ("", request, request.partition("/")[0])})
                 entries.append(
                     {
                         "class": name,
+                        "classUid": found.uid,
                         "claim": use.claim,
                         "request": request,
                         "containers": of,
                         "parts": [r.ident for r in results],
                         "quantity": len(results),
+                        "algorithm": found.algorithm,
                         "decision": decision,
                     }
                 )
@@ -162,13 +180,16 @@ class DeviceAnnotations:
                         legacy[key] = legacy.get(key, 0) + 1
         return {DEVICES: _encode(entries).decode()} | {key: str(count) for key, count in sorted(legacy.items())}
 
-    def _classes(self, namespace: str, template: str) -> dict[str, str]:
-        """Returns the class that was asked for, by request."""
+    def _classes(self, namespace: str, template: str) -> dict[str, _Class]:
+        """Returns the class that was asked for by request."""
         found = self._wanted("ResourceClaimTemplate", namespace, template) or {}
-        classes = classes_of(found)
-        for request, name in classes.items():
+        classes: dict[str, _Class] = {}
+        for request, name in classes_of(found).items():
+            annotations: dict[str, str] = {}
             if name.startswith(PIN_PREFIX):
                 pin = self._wanted("DeviceClass", "default", name) or {"metadata": {}}
                 annotations = pin["metadata"].get("annotations") or {}
-                classes[request] = annotations.get(CLASS_OF_PIN, "") or annotations.get(CLASS_OF_NEED, "")
+                name = annotations.get(CLASS_OF_PIN, "") or annotations.get(CLASS_OF_NEED, "")
+            uid = annotations.get(CLASS_UID, "") or self._uid_of(name)
+            classes[request] = _Class(name, uid, annotations.get(CLASS_ALGORITHM, _BY_CLAIM))
         return classes

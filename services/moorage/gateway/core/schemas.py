@@ -16,6 +16,7 @@ from moorage.model.controllers import Policy
 from moorage.model.documents import Application, IntentDocument
 from moorage.model.groups import Phase, State
 from moorage.model.part_reports import DeviceTaint, PropertyValue, ProviderReport, TopologyManager, ZoneReport
+from moorage.model.part_requests import ClassVersion
 from moorage.model.problems import Problem
 from moorage.model.reasons import Warn
 from moorage.model.reports import AdmissionReport, QosReport, Taint
@@ -170,6 +171,7 @@ class ClaimItem(Model, kw_only=True):
     cluster: str = ""
     replaces: str = ""
     optional: list[OptionalGrant] = []
+    classes: dict[str, ClassVersion] = {}  # by which it has devices, as they were then
 
 
 class DecisionItem(Model, kw_only=True):

@@ -97,4 +97,5 @@ def merged(before: FleetObject | None, given: FleetObject, uid: str, now: str) -
         errors = [Violation(path="spec", code="Immutable", message="cannot be changed")]
         raise Refused(Problem(title="Immutable", status=409, code="Immutable", detail=detail, errors=errors))
     meta.uid, meta.creation_timestamp = before.metadata.uid, before.metadata.creation_timestamp
+    given.told = before.told
     return given

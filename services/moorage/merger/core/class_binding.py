@@ -8,8 +8,9 @@ from collections.abc import Callable
 import msgspec
 
 from moorage.classes import CLUSTER, ClassCatalog, KnownClass
+from moorage.device_algorithms import DEFAULT
 from moorage.model.groups import Revision
-from moorage.model.part_requests import DeviceAsk, PartGroup, PropertyCondition, PropertySelector
+from moorage.model.part_requests import ClassVersion, DeviceAsk, PartGroup, PropertyCondition, PropertySelector
 from moorage.model.shapes import Shape, ShapedApp
 
 
@@ -50,16 +51,24 @@ def _ask(ask: DeviceAsk, catalog: ClassCatalog) -> DeviceAsk:
     if fleet is None and not overriding:
         return ask
     alternatives: list[tuple[PropertyCondition, ...]] = []
+    algorithm = ask.algorithm or (fleet.algorithm if fleet is not None else "") or catalog.algorithm
+    versions: dict[str, ClassVersion] = {}
     if fleet is not None:
+        versions[""] = _version(fleet, algorithm)
         elsewhere = PropertyCondition(key=CLUSTER, operator="NotIn", values=tuple(overriding))
         alternatives += _with(fleet, lambda one: (*one, elsewhere) if overriding else one)
     for cluster in overriding:
         own = catalog.stored_class(name, cluster)
         if own is not None:
+            versions[cluster] = _version(own, algorithm)
             here = PropertyCondition(key=CLUSTER, operator="In", values=(cluster,))
             alternatives += _with(own, lambda one, here=here: (*one, here))  # type: ignore[misc]
-    algorithm = ask.algorithm or (fleet.algorithm if fleet is not None else "") or catalog.algorithm
-    return msgspec.structs.replace(ask, properties=tuple(alternatives) or ((),), algorithm=algorithm)
+    selector = tuple(alternatives) or ((),)
+    return msgspec.structs.replace(ask, properties=selector, algorithm=algorithm, versions=versions)
+
+
+def _version(known: KnownClass, algorithm: str) -> ClassVersion:
+    return ClassVersion(uid=known.uid, spec=known.spec_hash, algorithm=algorithm or DEFAULT)
 
 
 def _with(

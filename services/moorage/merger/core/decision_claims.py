@@ -16,6 +16,7 @@ from moorage.model.slots import names_parts, own_parts, resources_of_devices
 from moorage.podspec import has_gate
 
 from .assigner import AssignedShape, Assigner
+from .class_versions import class_versions
 from .cluster_names import listed
 from .responses import ControllerResults
 
@@ -65,6 +66,7 @@ def _claims_at(
     for assigned in assigner.assigned[cid, apps]:
         app, shape = record.apps[assigned.app], assigned.shape
         pinned = _is_pinned(app, assigned, ledger)
+        before = ledger.claims.get(assigned.claim)
         claims.append(
             Claim(
                 id=assigned.claim,
@@ -82,6 +84,7 @@ def _claims_at(
                 required_nodes={} if pinned else _required_nodes(app, assigned, record.group, ledger),
                 pinned=pinned,
                 within=reservation_claim(shape.machine, cluster) if shape.machine else "",
+                classes=class_versions(assigned.slots, shape, cluster, before.claim if before is not None else None),
             )
         )
     # Apps without pods take no room, but the log must name their clusters.

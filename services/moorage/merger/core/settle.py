@@ -7,13 +7,15 @@ fits nowhere is displaced: a decision that did not run yet is then taken back as
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from moorage.ledger.ledger import DEVICE_FAILED, MASS_FAILURE
 from moorage.model.claims import Settlement, Shortfall, Slot
+from moorage.model.part_requests import ClassVersion
 from moorage.model.slots import resized
 
+from .class_versions import class_versions
 from .device_moves import move_on_nodes, shortfall_of, vacated
 from .relocation import Relocation
 from .settlement_draft import Draft, merged_slots
@@ -89,6 +91,7 @@ def settle(draft: Draft) -> Settled:
     kept = {ident for ident, active in draft.active.items() if active.group not in ended}
     confined = {ident: words for ident, words in draft.to_confine(slots).items() if ident in kept}
     leaving = {ident: left for ident, left in vacated(draft, slots).items() if ident in kept}
+    classes = _changed_classes(draft, slots)
     known = ledger.displaced_on(draft.cluster)
     same = standing.keys() == known.keys() and all(
         (lack.code, lack.devices) == (known[group].code, known[group].devices) for group, lack in standing.items()
@@ -104,8 +107,21 @@ def settle(draft: Draft) -> Settled:
         displaced=standing,
         confined=confined,
         vacated=leaving,
+        classes=classes,
     )
     return Settled(entry, displaced)
+
+
+def _changed_classes(draft: Draft, slots: Mapping[str, Sequence[Slot]]) -> dict[str, dict[str, ClassVersion]]:
+    """Returns the classes of claims that have other ones with these slots."""
+    found: dict[str, dict[str, ClassVersion]] = {}
+    for ident, of in slots.items():
+        claim = draft.active[ident].claim
+        shape = draft.shape_of(claim, draft.active[ident].group)
+        classes = class_versions(of, shape, draft.cluster, claim)
+        if classes != claim.classes:
+            found[ident] = classes
+    return found
 
 
 def _make_room(draft: Draft, relocation: Relocation) -> tuple[list[str], dict[str, Shortfall]]:

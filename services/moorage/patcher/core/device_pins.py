@@ -17,10 +17,12 @@ import msgspec
 from moorage.model.claims import Claim, Decision
 from moorage.model.groups import Revision
 from moorage.model.part_requests import AttributeRelation, DeviceAsk, DeviceToleration
-from moorage.model.slots import is_claimed, is_of_claim
+from moorage.model.slots import DeviceGrant, is_claimed, is_of_claim
 from moorage.podspec import (
+    CLASS_ALGORITHM,
     CLASS_OF_NEED,
     CLASS_OF_PIN,
+    CLASS_UID,
     PIN_PREFIX,
     PINNED_DEVICES,
     TEMPLATE_SLOTS,
@@ -58,24 +60,38 @@ def devices_of(claim: Claim) -> dict[str, list[str]]:
     """Returns the devices of a claim's slots by CLAIM/REQUEST[/ALTERNATIVE]. Needs for devices of classes are requests of a claim
     that is made for them, with one alternative for each number of devices that pods have."""
     found: dict[str, dict[str, None]] = {}
+    for granted in _claimed_of(claim):
+        for need, grant in granted:
+            found.setdefault(need, {})[grant.part] = None
+    return {need: sorted(devices) for need, devices in sorted(found.items())}
+
+
+def _claimed_of(claim: Claim) -> list[list[tuple[str, DeviceGrant]]]:
+    """Returns the devices that pods of each slot get by a ResourceClaim, with its request. Alternatives that ask for as many of
+    different classes are told apart by the class."""
+    found: list[list[tuple[str, DeviceGrant]]] = []
+    classes: dict[str, set[str]] = {}
     for slot in claim.slots:
         granted = [grant for grant in slot.devices if is_claimed(slot, grant)]
         counts = Counter(need for need, _ in {(grant.need, grant.part) for grant in granted})
-        for grant in granted:
-            need = grant.need if is_of_claim(grant.need) else f"{MADE}/{grant.need}/{counts[grant.need]}"
-            found.setdefault(need, {})[grant.part] = None
-    return {need: sorted(devices) for need, devices in sorted(found.items())}
+        needs = [g.need if is_of_claim(g.need) else f"{MADE}/{g.need}/{counts[g.need]}" for g in granted]
+        found.append(list(zip(needs, granted, strict=True)))
+        for need, grant in found[-1]:
+            classes.setdefault(need, set()).add(grant.resource_class)
+    several = {need for need, of in classes.items() if len(of) > 1}
+    return [
+        [(f"{need}-{_short(grant.resource_class)[:6]}" if need in several else need, grant) for need, grant in granted]
+        for granted in found
+    ]
 
 
 def slots_of(claim: Claim, name: str) -> str:
     """Returns the slots as the annotation of a template: of each its node, and the devices of the pod's claim `name` by request."""
     slots = []
-    for slot in claim.slots:
-        counts = Counter(need for need, _ in {(g.need, g.part) for g in slot.devices if is_claimed(slot, g)})
+    for slot, granted in zip(claim.slots, _claimed_of(claim), strict=True):
         devices: dict[str, dict[str, None]] = {}
-        for grant in slot.devices:
-            need = grant.need if is_of_claim(grant.need) else f"{MADE}/{grant.need}/{counts[grant.need]}"
-            if need.startswith(f"{name}/") and is_claimed(slot, grant):
+        for need, grant in granted:
+            if need.startswith(f"{name}/"):
                 devices.setdefault(need.partition("/")[2], {})[grant.part] = None
         slots += [{"node": slot.node, "devices": {r: list(found) for r, found in devices.items()}}] * slot.count
     return _encode(slots).decode()
@@ -190,13 +206,12 @@ class DevicePins:
         needs = self._needs.get(claim.object, ClassNeeds({}, [], {}))
         names = list(dict.fromkeys(need.split("/")[1] for need in devices))
         request_of = {name: f"need-{i}" for i, name in enumerate(names)}
-        counts: dict[str, list[int]] = {}
-        for need in devices:
-            counts.setdefault(need.split("/")[1], []).append(int(need.split("/")[2]))
+        class_of = {need: grant.resource_class for granted in _claimed_of(claim) for need, grant in granted}
+        alternatives = {need: _Alternative.of(need, class_of[need], needs, claim) for need in devices}
         requests: list[Manifest] = []
         for name in names:
-            asks = needs.asks.get(name, ())
-            made = [_request(f"of-{n}", n, next((a for a in asks if a.count == n), None)) for n in sorted(counts[name])]
+            of_need = sorted((a.number, need) for need, a in alternatives.items() if a.name == name)
+            made = [_request(alternatives[need]) for _, need in of_need]
             requests.append({"name": request_of[name], "firstAvailable": made})
         constraints = [
             {"distinctAttribute" if r.distinct else "matchAttribute": r.attribute, "requests": of}
@@ -204,16 +219,17 @@ class DevicePins:
             if "/" in r.attribute and (of := [request_of[g] for g in r.groups if g in request_of])
         ]
         given = {"devices": {"requests": requests, "constraints": constraints}}
-        by_request = {f"{request_of[n.split('/')[1]]}/of-{n.split('/')[2]}": ids for n, ids in devices.items()}
+        full = {need: f"{request_of[a.name]}/{a.request}" for need, a in alternatives.items()}
+        by_request = {full[need]: ids for need, ids in devices.items()}
         api = {"apiVersion": "resource.k8s.io/v1"}
         pinned, classes = _pinned_spec(given, f"{PIN_PREFIX}{claim.id}", by_request, api)
-        of_need = {
-            f"{PIN_PREFIX}{claim.id}-{r}-of-{a.count}": a.resource_class
-            for n, r in request_of.items()
-            for a in needs.asks.get(n, ())
-        }
+        of_pin = {_pin_name(f"{PIN_PREFIX}{claim.id}", full[need]): a for need, a in alternatives.items()}
         for found in classes:
-            found["metadata"]["annotations"][CLASS_OF_NEED] = of_need.get(found["metadata"]["name"], "")
+            name = of_pin[found["metadata"]["name"]].resource_class
+            version = claim.classes.get(name)
+            found["metadata"]["annotations"] |= {CLASS_OF_NEED: name} | (
+                {CLASS_UID: version.uid, CLASS_ALGORITHM: version.algorithm} if version else {}
+            )
         name = f"{PIN_PREFIX}{claim.id}-{MADE}"
         slots = slots_of(claim, MADE)
         for need, request in request_of.items():
@@ -230,8 +246,30 @@ class DevicePins:
         return result
 
 
-def _request(name: str, count: int, ask: DeviceAsk | None) -> Manifest:
-    request: Manifest = {"name": name, "deviceClassName": "", "allocationMode": "ExactCount", "count": count}
+class _Alternative(NamedTuple):
+    """One of the numbers of devices that pods have for a need, as a request of the claim that is made for them."""
+
+    name: str  # of the need
+    request: str
+    number: int
+    resource_class: str
+    device_class: str  # of the cluster, if that is what the name means
+    ask: DeviceAsk | None
+
+    @classmethod
+    def of(cls, need: str, resource_class: str, needs: ClassNeeds, claim: Claim) -> _Alternative:
+        _, name, text = need.split("/")
+        count = int(text.partition("-")[0])
+        asks = [ask for ask in needs.asks.get(name, ()) if ask.count == count]
+        ask = next((ask for ask in asks if ask.resource_class == resource_class), asks[0] if asks else None)
+        of_ask = ask.resource_class if ask is not None else ""
+        device_class = "" if resource_class in claim.classes else resource_class
+        return cls(name, f"of-{text}", count, resource_class or of_ask, device_class, ask)
+
+
+def _request(found: _Alternative) -> Manifest:
+    ask, how = found.ask, {"deviceClassName": found.device_class, "allocationMode": "ExactCount"}
+    request: Manifest = {"name": found.request, **how, "count": found.number}
     if ask is not None and ask.capacity:
         request["capacity"] = {"requests": ask.capacity}
     if ask is not None and ask.tolerations:
@@ -327,7 +365,7 @@ def _pinned_spec(
     def pinned(ask: Manifest, need: str) -> Manifest:
         if need not in devices:
             return ask
-        name = f"{prefix}-{need.replace('/', '-')}"
+        name = _pin_name(prefix, need)
         annotations = {
             CLASS_OF_PIN: str(ask.get("deviceClassName", "")),
             PINNED_DEVICES: _encode(devices[need]).decode(),
@@ -358,6 +396,11 @@ def _pinned_spec(
     gone = _names(asked.get("requests") or ()) - _names(requests)
     lists = {field: _without(asked[field], gone) for field in ("constraints", "config") if asked.get(field)}
     return {**spec, "devices": {**asked, "requests": requests, **lists}}, classes
+
+
+def _pin_name(prefix: str, need: str) -> str:
+    """Returns the name of the class that pins a request."""
+    return f"{prefix}-{need.replace('/', '-')}"
 
 
 def _names(requests: Iterable[Manifest]) -> set[str]:

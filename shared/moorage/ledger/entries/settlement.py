@@ -28,7 +28,7 @@ class SettlementHandler(EntryHandler[Settlement]):
         ledger.settled[entry.cluster] = entry.epoch
         for ident, slots in entry.slots.items():
             if _note_claim(ident, entry, ledger, effects):
-                ledger.replace_slots(ident, slots)
+                ledger.replace_slots(ident, slots, entry.classes.get(ident))
         for ident, refused_by in entry.confined.items():
             if _note_claim(ident, entry, ledger, effects):
                 ledger.confine(ident, refused_by)
