@@ -77,9 +77,9 @@ def test_the_example_runs_and_why_explains_it(example: Mesh) -> None:
     assert why["apps"]["fwall"]["clusters"] == ["lab/edge-3"] and why["apps"]["analytics"]["clusters"] == [
         "telco/pop-1"
     ]
-    assert {c["name"]: c["outcome"] for c in why["controllers"]} == dict.fromkeys(
-        ("hpa", "labels", "affinity", "topology", "resource-class", "machine"), "answered"
-    )
+    others = dict.fromkeys(("labels", "affinity", "topology", "resource-class", "machine"), "skipped")
+    assert {c["name"]: c["outcome"] for c in why["controllers"]} == {"hpa": "answered", **others}
+    assert "labels not concerned" in ran(example, "why", "app1")
     assert why == example.http(f"/v1/groups/{GROUP}/why")
     assert "lab/edge-3" in ran(example, "why", GROUP)
     assert b"fwall  1 of 1: lab/edge-3" in example.output(), "up itself shows what runs where"

@@ -388,6 +388,9 @@ async def test_a_registered_kind_is_validated_by_its_schema_and_resolved(mesh: M
     assert [(i.kind, msgspec.json.decode(i.spec)["colour"]) for i in intents] == [("ColourIntent", "blue")]
     bad = await mesh.ask("moorage.controllers.x.register", {"kinds": {"HpaIntent": {}, "X": {"type": 3}}})
     assert {e["path"] for e in bad["problem"]["errors"]} == {"kinds.HpaIntent", "kinds.X"}
+    concerns = {"concerns": ["parts", "ColourIntent", "zones"], "actionConcerns": [""]}
+    bad = await mesh.ask("moorage.controllers.x.register", concerns)
+    assert {e["path"] for e in bad["problem"]["errors"]} == {"concerns[2]", "actionConcerns[0]"}
 
 
 async def test_unreadable_messages_are_answered_and_stored_as_rejected(mesh: Mesh) -> None:

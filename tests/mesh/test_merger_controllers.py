@@ -18,6 +18,8 @@ from moorage.model.attempts import ClaimView
 from moorage.model.candidates import Answer, AppAnswer, Ask, CandidateGroup
 from moorage.model.claims import Claim
 from moorage.model.groups import Decide, Revision
+from moorage.model.machine_slots import slot_resource
+from moorage.model.part_requests import PartGroup
 from moorage.model.shapes import EXCLUSIVE, Intent, OptionalNeed, Shape, ShapedApp
 from moorage_testkit.fleets import node
 from moorage_testkit.merger_harness import (
@@ -145,6 +147,38 @@ async def test_exclusive_cores_go_to_clusters_that_report_them(open_mergers: Ope
         cores = Shape(key="x", object="Deployment/x", resources={"cpu": 2000, EXCLUSIVE: 2, "pods": 1})
         would = await s.simulate(revision("shop", ShapedApp(name="a", shapes=[cores])))
         assert would.apps["a"].clusters == ["lab/z"]
+
+
+async def test_controllers_are_asked_about_groups_that_concern_them(open_mergers: OpenMergers) -> None:
+    """One that is not asked excludes nothing and prevents nothing, even if it is required and does not answer."""
+    async with open_mergers(three_clusters) as s:
+        await s.controller("places", silent, policy="required", deadline_ms=100, concerns=["PlacementIntent"])
+        await s.controller("devices", allow_only(), policy="required", concerns=["devices", "parts", "machines"])
+        await s.controller("stranger", allow_only("lab/c-2"))
+        await s.decide(revision("plain"))
+        placed = await s.attempt("plain", "Placed")
+        assert {a.name: a.outcome for a in placed.controllers} == {
+            "hpa": "answered",
+            "places": "skipped",
+            "devices": "skipped",
+            "stranger": "answered",
+        }
+        assert placed.apps["a"].clusters == ["lab/c-2"] and not placed.warnings
+
+        chosen = revision("chosen")
+        chosen.intents = [Intent(kind="PlacementIntent", name="p", spec=msgspec.Raw(b"{}"))]
+        await s.decide(chosen)
+        (reason,) = (await s.attempt("chosen", "Pending")).reasons
+        assert (reason.code, reason.by) == ("ControllerTimeout", "places")
+
+        slot = {"cpu": 1000, slot_resource("m/t"): 1, "pods": 1}
+        for name, asking in {
+            "parts": shape(1000, groups=[PartGroup(suffix="_1", resources={"FPGA": 1})]),
+            "machines": Shape(key="machines", object="Deployment/x", resources=slot),
+        }.items():
+            await s.decide(revision(name, ShapedApp(name="a", shapes=[asking])))
+            asked = (await s.attempt(name, "Pending")).controllers
+            assert {a.name: a.outcome for a in asked}["devices"] == "answered"
 
 
 async def test_reasons_consider_only_clusters_that_the_placement_selects(open_mergers: OpenMergers) -> None:

@@ -88,6 +88,8 @@ def _pending_text(found: Mapping[str, Any]) -> str:
 def _asked(controller: Mapping[str, Any]) -> str:
     if controller["outcome"] == "answered":
         return f"{controller['name']} {controller['tookMs']:.1f} ms"
+    if controller["outcome"] == "skipped":
+        return f"{controller['name']} not concerned"
     text = f"{controller['name']} {paint(controller['outcome'])} ({controller['policy']})"
     return text + (f": {controller['error']}" if controller.get("error") else "")
 

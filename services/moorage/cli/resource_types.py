@@ -301,6 +301,7 @@ KINDS: tuple[ResourceType, ...] = (
             Column("PLACEMENT", lambda r: yes_no(r.get("placement", True)), wide=True),
             Column("ACTIONS", lambda r: yes_no(r.get("actions", False)), wide=True),
             Column("KINDS", lambda r: ",".join(r.get("kinds", {})), wide=True),
+            Column("CONCERNS", lambda r: ",".join(r.get("concerns", [])) or "all", wide=True),
         ),
         lambda name, project: path("controllers", name),
         lambda r: f"controller/{r['name']}",

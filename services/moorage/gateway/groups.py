@@ -176,6 +176,8 @@ def controller_item(found: Controller) -> dict[str, Any]:
         "placement": found.placement,
         "actions": found.actions,
         "kinds": found.kinds,
+        "concerns": found.concerns,
+        "actionConcerns": found.action_concerns,
     }
 
 

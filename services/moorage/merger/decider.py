@@ -18,7 +18,7 @@ from moorage.candidates import pack
 from moorage.classes import ClassCatalog
 from moorage.collections import LruDict
 from moorage.device_algorithms import DEFAULT
-from moorage.fit import Ids, Mask, PackingSolutions
+from moorage.fit import Ids, Mask, PackingSolutions, asks_parts
 from moorage.fit.device_rows import DeviceRows
 from moorage.fit.hard_packing import solve
 from moorage.fleet import Fleet
@@ -38,6 +38,7 @@ from moorage.ledger.device_quotas import QUOTA_EXCEEDED
 from moorage.model.attempts import AppView, Attempt
 from moorage.model.candidates import Ask, PackedSet
 from moorage.model.claims import Decision, Withdrawal
+from moorage.model.concerns import concerns_of, is_concerned
 from moorage.model.controllers import Controller
 from moorage.model.groups import Revision
 from moorage.model.reasons import Reason, Warn
@@ -52,6 +53,7 @@ from .core.funnel import funnels
 from .core.propose import NameOrder, ProposalRefused, TriedChoices, propose
 from .core.recording import Recording
 from .core.responses import (
+    NOT_ASKED,
     AskedAt,
     ControllerResults,
     Replies,
@@ -288,6 +290,11 @@ class Decider:
             replies.update(found)
         return replies
 
+    def _concerned(self, record: Revision) -> dict[str, Controller]:
+        """Returns the placement controllers that may have something to say about the group."""
+        found = concerns_of(record.apps, record.intents, lambda shape: asks_parts(shape, self.fleet))
+        return {name: c for name, c in self.controllers.items() if c.placement and is_concerned(c.concerns, found)}
+
     async def gather(
         self,
         record: Revision,
@@ -296,15 +303,19 @@ class Decider:
         *,
         within: float | None = None,
     ) -> ControllerResults:
-        """Asks all placement controllers and reads their answers."""
+        """Asks the placement controllers that the group concerns and reads their answers."""
         controllers = {name: c for name, c in self.controllers.items() if c.placement}
+        asked = self._concerned(record)
         began = time.perf_counter()
         with tracing.span("ask"):
-            replies = await self._ask(record, cause, existing, controllers, within=within)
+            replies = await self._ask(record, cause, existing, asked, within=within)
         self.metrics.asked(time.perf_counter() - began)
         self._last_took_ms.update((name, reply.took_ms) for name, reply in replies.items())
+        for name in controllers.keys() - asked.keys():
+            replies[name] = NOT_ASKED
+            self.bus.metrics.asked(name, subjects.candidates(name)).skipped()
         stale: dict[str, bytes] = {}
-        for name in controllers:
+        for name in asked:
             data = self._stale.get((name, record.group, record.revision))
             if data is not None:
                 stale[name] = data
@@ -364,7 +375,7 @@ class Decider:
         for app in record.apps:
             for shape in app.shapes:
                 self.devices.record(shape, (record.group, record.revision, app.name, shape.object))
-        until = loop.time() + self._longest_deadline() + GRACE - _MARGIN
+        until = loop.time() + self._longest_deadline(record) + GRACE - _MARGIN
         existing = existing_placement(record, self.fleet, self.ledger)
         asked_at = AskedAt(self.fleet.epoch, self.ledger.seq)
         results = await self.gather(record, cause, existing)
@@ -443,9 +454,9 @@ class Decider:
         """Returns whether clusters joined after a controller computed its answer."""
         return any(self.fleet.joined_after(answer.epoch) is not None for answer in results.answers.values())
 
-    def _longest_deadline(self) -> float:
-        """Returns the largest deadline of the placement controllers, in seconds."""
-        return max((c.deadline_ms for c in self.controllers.values() if c.placement), default=0.0) / 1e3
+    def _longest_deadline(self, record: Revision) -> float:
+        """Returns the largest deadline of the controllers that are asked, in seconds."""
+        return max((c.deadline_ms for c in self._concerned(record).values()), default=0.0) / 1e3
 
     def _guard(self, record: Revision) -> Guard:
         """Refuses the commit if the group got a decision or a withdrawal after this one was proposed."""
@@ -485,7 +496,7 @@ class Decider:
         loop = asyncio.get_running_loop()
         catalog = self.catalog.with_unsaved(classes) if classes else self.catalog
         record = bound(within_quotas(record, self.quotas), catalog)
-        until = loop.time() + 2 * self._longest_deadline()
+        until = loop.time() + 2 * self._longest_deadline(record)
         for _ in range(2):
             existing = existing_placement(record, self.fleet, self.ledger)
             results = await self.gather(record, cause, existing)

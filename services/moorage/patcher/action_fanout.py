@@ -1,4 +1,4 @@
-"""Asks all action controllers at once, each under its own deadline."""
+"""Asks the action controllers that a group concerns at once, each under its own deadline."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import msgspec
 from moorage.bus import Bus, Reply, new_id, subjects
 from moorage.collections import LruDict
 from moorage.model.claims import Decision, decision_document
+from moorage.model.concerns import concerns_of, is_concerned
 from moorage.model.controllers import Controller
 from moorage.model.desired_state import ActionAsk, Contribution
 from moorage.model.groups import GroupRecord
@@ -28,7 +29,12 @@ class ActionFanout:
         self.registry: dict[str, Controller] = {}
 
     async def contributions(self, record: GroupRecord, decision: Decision) -> Contributed:
-        controllers = [controller for _, controller in sorted(self.registry.items()) if controller.actions]
+        found = concerns_of(record.resolved.apps, record.resolved.intents)
+        controllers = [
+            controller
+            for _, controller in sorted(self.registry.items())
+            if controller.actions and is_concerned(controller.action_concerns, found)
+        ]
         if not controllers:
             return Contributed([], [], [])
         replies = await self._ask(record, decision, controllers)

@@ -29,11 +29,12 @@ class ServeMetrics:
 class AskMetrics:
     """Counts the asks of one kind to one controller."""
 
-    __slots__ = ("answered", "seconds", "timeout")
+    __slots__ = ("answered", "seconds", "skipped", "timeout")
 
     def __init__(self, asks: Counter, seconds: Histogram, controller: str, question: str) -> None:
         self.answered = asks.labels(controller, question, "answered").inc
         self.timeout = asks.labels(controller, question, "timeout").inc
+        self.skipped = asks.labels(controller, question, "skipped").inc
         self.seconds: Callable[[float], None] = seconds.labels(controller, question).observe
 
 
@@ -68,7 +69,7 @@ class BusMetrics(Collector):
         )
         self._asks = Counter(
             "moorage_asks",
-            "Asks to controllers by outcome; timeout: no answer before the deadline",
+            "Asks to controllers by outcome; timeout: no answer before the deadline, skipped: not asked, because the group does not concern it",
             ["controller", "question", "outcome"],
             registry=registry,
         )

@@ -7,6 +7,8 @@ from typing import Any, Literal
 from .base import Message, Model
 
 Policy = Literal["required", "optional", "stale-ok"]
+#: What may concern a controller beside kinds of intents: pods that ask for what is inside nodes, for devices, for slots of machines.
+PARTS, DEVICES, MACHINES = "parts", "devices", "machines"
 
 
 class Controller(Model, kw_only=True):
@@ -19,6 +21,8 @@ class Controller(Model, kw_only=True):
     kinds: dict[str, dict[str, Any]] = {}  # kinds of intent that it registers → JSON Schema of their spec
     steady: bool = False  # its answers depend on documents and labels of clusters only, until it publishes `changed`
     together: bool = False  # takes batches of asks
+    concerns: list[str] = []  # it is asked only where a group has one of these; empty: about every group
+    action_concerns: list[str] = []
     priority: int = 0  # of the /v2 controller with this name; breaks ties between scores
     pinned: list[str] = []  # fields set by an operator, which registration does not change
 
@@ -34,6 +38,8 @@ class Register(Message, kw_only=True, forbid_unknown_fields=True):
     kinds: dict[str, dict[str, Any]] = {}
     steady: bool = False
     together: bool = False
+    concerns: list[str] = []
+    action_concerns: list[str] = []
 
 
 class Setting(Message, kw_only=True, forbid_unknown_fields=True):

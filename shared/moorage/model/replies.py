@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Reply(NamedTuple):
-    outcome: str  # answered | timeout
+    outcome: str  # answered | timeout | skipped (not asked)
     data: bytes
     took_ms: float
     error: str = ""

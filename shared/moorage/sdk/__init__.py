@@ -23,13 +23,14 @@ from moorage.model.reasons import Reason, Warn
 from moorage.model.shapes import EXCLUSIVE, OptionalNeed, Shape, ShapedApp
 
 from .answers import Allowed, allow, answer, deny
-from .consumers import NamedConsumer, named_consumers
+from .consumers import CONSUMER_KINDS, NamedConsumer, named_consumers
 from .decorators import Declared, action, alongside, background, controller, declared
 from .runner import CannotRun
 from .runtime import changed, run, run_file
 
 __all__ = [
     "BOUNDLESS",
+    "CONSUMER_KINDS",
     "EXCLUSIVE",
     "ActionAsk",
     "Allowed",

@@ -11,6 +11,9 @@ from moorage.model.desired_state import ActionAsk
 from moorage.model.documents import Consumer, HpaIntentSpec
 from moorage.podspec import find
 
+#: Kinds of intents that have consumers.
+CONSUMER_KINDS = ("HpaIntent", "TopologyIntent")
+
 
 class NamedConsumer(NamedTuple):
     """A consumer, and the manifest of its object."""
@@ -23,7 +26,7 @@ class NamedConsumer(NamedTuple):
 def named_consumers(ask: ActionAsk) -> Iterator[NamedConsumer]:
     """Yields the consumers whose objects are among the manifests."""
     for intent in ask.intents:
-        if intent.get("kind") not in ("HpaIntent", "TopologyIntent"):
+        if intent.get("kind") not in CONSUMER_KINDS:
             continue
         spec = msgspec.convert(intent.get("spec") or {}, HpaIntentSpec)
         for consumer in spec.consumers:

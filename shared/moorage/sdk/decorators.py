@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,8 @@ class Declared:
     kinds: dict[str, dict[str, Any]] = field(default_factory=dict)
     capacity: bool = False
     static: bool = False
+    concerns: Sequence[str] = ()
+    action_concerns: Sequence[str] = ()
     candidates: Candidates | None = None
     actions: Actions | None = None
     steady: InitVar[bool | None] = None
@@ -69,6 +71,7 @@ def controller(
     kinds: dict[str, dict[str, Any]] | None = None,
     capacity: bool = False,
     static: bool = False,
+    concerns: Sequence[str] = (),
     steady: bool | None = None,
 ) -> Callable[[Candidates], Candidates]:
     """Declares a placement controller: a function of an ask and the fleet that returns which clusters may take each app.
@@ -78,6 +81,8 @@ def controller(
     `fleet.free()`; without it, free is what the clusters report. `static=True` promises that the allowed clusters depend
     on documents and on labels of clusters only: a group that waits is not asked about again because of free capacity in
     clusters that the controller excludes, until it calls `changed`. `steady` is the old name of `static`.
+    `concerns` promises that it allows every cluster for groups that have none of these: kinds of intents, or `parts`, `devices`,
+    `machines` that their pods ask for. It is not asked about them.
     """
     if steady is not None:
         warnings.warn(_STEADY, DeprecationWarning, stacklevel=2)
@@ -93,17 +98,19 @@ def controller(
             kinds=kinds or {},
             capacity=capacity,
             static=static,
+            concerns=concerns,
         )
         return function
 
     return declare
 
 
-def action(name: str) -> Callable[[Actions], Actions]:
-    """Declares an action controller: a function that returns what to write into the manifests of a decision."""
+def action(name: str, *, concerns: Sequence[str] = ()) -> Callable[[Actions], Actions]:
+    """Declares an action controller: a function that returns what to write into the manifests of a decision. It has nothing to
+    write for groups without one of its `concerns`, if it names any, and is not asked about them."""
 
     def declare(function: Actions) -> Actions:
-        _declare(name, actions=function)
+        _declare(name, actions=function, action_concerns=concerns)
         return function
 
     return declare

@@ -80,6 +80,8 @@ class ControllerRunner:
                 kinds=declared.kinds,
                 steady=declared.static,
                 together=declared.candidates is not None,
+                concerns=list(declared.concerns),
+                action_concerns=list(declared.action_concerns),
             )
             try:
                 async for attempt in until_done(_is_passing):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from moorage.sdk import Declared, Settings, run
 
-from .core.selection import NAME, decide
+from .core.selection import KIND, NAME, decide
 
 
 async def main(settings: Settings) -> None:
-    await run(settings, [Declared(NAME, policy="required", static=True, candidates=decide)], worker=NAME)
+    labels = Declared(NAME, policy="required", static=True, concerns=(KIND,), candidates=decide)
+    await run(settings, [labels], worker=NAME)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from moorage.fit import any_with_label
-from moorage.sdk import ActionAsk, Answer, Ask, Contribution, Declared, Fleet, Settings, run
+from moorage.sdk import CONSUMER_KINDS, ActionAsk, Answer, Ask, Contribution, Declared, Fleet, Settings, run
 
 from .core.actions import NAME, contributions
 from .core.answers import HardwareAnswers
@@ -25,5 +25,12 @@ async def main(settings: Settings) -> None:
 
         return contributions(ask, has_label)
 
-    hpa = Declared(NAME, policy="required", capacity=True, candidates=candidates, actions=actions)
+    hpa = Declared(
+        NAME,
+        policy="required",
+        capacity=True,
+        action_concerns=CONSUMER_KINDS,
+        candidates=candidates,
+        actions=actions,
+    )
     await run(settings, [hpa], worker=NAME)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from moorage.model.controllers import MACHINES
 from moorage.sdk import ActionAsk, Contribution, Declared, Fleet, Settings, run
 
 from .core.answers import NAME, candidates
@@ -12,5 +13,13 @@ async def main(settings: Settings) -> None:
     def actions(ask: ActionAsk, _: Fleet) -> list[Contribution]:
         return contributions(ask)
 
-    machine = Declared(NAME, policy="required", capacity=True, candidates=candidates, actions=actions)
+    machine = Declared(
+        NAME,
+        policy="required",
+        capacity=True,
+        concerns=(MACHINES,),
+        action_concerns=(MACHINES,),
+        candidates=candidates,
+        actions=actions,
+    )
     await run(settings, [machine], worker=NAME)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from moorage.model.controllers import DEVICES
 from moorage.sdk import Answer, Ask, Declared, Fleet, Settings, run
 
 from .core.answers import NAME, ClassAnswers
@@ -16,4 +17,5 @@ async def main(settings: Settings) -> None:
             answers[fleet] = ClassAnswers(fleet)
         return answers[fleet].answer(ask)
 
-    await run(settings, [Declared(NAME, policy="optional", capacity=True, candidates=candidates)], worker=NAME)
+    classes = Declared(NAME, policy="optional", capacity=True, concerns=(DEVICES,), candidates=candidates)
+    await run(settings, [classes], worker=NAME)

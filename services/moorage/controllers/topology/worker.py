@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from moorage.model.controllers import PARTS
 from moorage.sdk import Answer, Ask, Declared, Fleet, Settings, run
 
 from .core.answers import NAME, TopologyAnswers
@@ -16,4 +17,5 @@ async def main(settings: Settings) -> None:
             answers[fleet] = TopologyAnswers(fleet)
         return answers[fleet].answer(ask)
 
-    await run(settings, [Declared(NAME, policy="required", capacity=True, candidates=candidates)], worker=NAME)
+    topology = Declared(NAME, policy="required", capacity=True, concerns=(PARTS,), candidates=candidates)
+    await run(settings, [topology], worker=NAME)

@@ -10,7 +10,7 @@ import msgspec
 from moorage.model.attempts import Why
 from moorage.model.auth import Role
 from moorage.model.base import Model
-from moorage.model.candidates import Conflict
+from moorage.model.candidates import Conflict, Outcome
 from moorage.model.claims import IntentRef, OptionalGrant
 from moorage.model.controllers import Policy
 from moorage.model.documents import Application, IntentDocument
@@ -204,7 +204,7 @@ class CandidateSet(Model, kw_only=True):
 
 class CandidatesOf(Model, kw_only=True):
     name: str
-    outcome: Literal["answered", "timeout", "error", "stale"]
+    outcome: Outcome
     took_ms: float
     apps: dict[str, list[CandidateSet]]
     conflicts: list[Conflict] = []
@@ -254,6 +254,8 @@ class ControllerItem(Model, kw_only=True):
     placement: bool
     actions: bool
     kinds: dict[str, dict[str, Any]]
+    concerns: list[str]
+    action_concerns: list[str]
 
 
 class ControllerEdit(Model, kw_only=True, forbid_unknown_fields=True):

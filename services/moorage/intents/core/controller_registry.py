@@ -8,13 +8,14 @@ from typing import Any
 
 import msgspec
 
-from moorage.model.controllers import Controller, Register, Setting
+from moorage.model.controllers import DEVICES, MACHINES, PARTS, Controller, Register, Setting
 from moorage.model.names import is_name
 from moorage.model.problems import Refused, invalid
 
 from .diagnostics import Diagnostics
 from .validate import APPLICATION, BUILTIN
 
+_TOPICS = (PARTS, DEVICES, MACHINES)
 _SETTABLE = ("deadline_ms", "policy", "weight", "placement", "actions")
 MAX_DEADLINE_MS = 60_000
 MAX_WEIGHT = 1000
@@ -26,6 +27,7 @@ def register(
     """`others` are the controllers registered already: every kind of intent has one schema."""
     owners = {kind: other for other in others if other.name != name for kind in other.kinds}
     _check(name, registration.deadline_ms, registration.weight, registration.kinds, owners)
+    _check_concerns(registration)
     controller = Controller(
         name=name,
         deadline_ms=registration.deadline_ms,
@@ -36,6 +38,8 @@ def register(
         kinds=registration.kinds,
         steady=registration.steady,
         together=registration.together,
+        concerns=registration.concerns,
+        action_concerns=registration.action_concerns,
     )
     if old is None:
         return controller
@@ -49,8 +53,14 @@ def leave(old: Controller) -> Controller | None:
     kept = [field for field in old.pinned if field not in ("placement", "actions")]
     if not kept:
         return None
-    return msgspec.structs.replace(
-        old, placement=False, actions=False, kinds={}, steady=False, together=False, pinned=kept
+    return Controller(
+        name=old.name,
+        deadline_ms=old.deadline_ms,
+        policy=old.policy,
+        weight=old.weight,
+        placement=False,
+        priority=old.priority,
+        pinned=kept,
     )
 
 
@@ -87,6 +97,18 @@ def _check(
         elif (other := owners.get(kind)) is not None and other.kinds[kind] != schema:
             message = f"{other.name} registered this kind with another schema; use the same schema or another kind"
             diagnostics.error(f"kinds.{kind}", "KindTaken", message)
+    if diagnostics.errors:
+        raise Refused(invalid(diagnostics.errors))
+
+
+def _check_concerns(registration: Register) -> None:
+    """Refuses what can never concern a controller. A kind of intent may be registered later."""
+    diagnostics = Diagnostics()
+    for field, concerns in (("concerns", registration.concerns), ("actionConcerns", registration.action_concerns)):
+        for i, concern in enumerate(concerns):
+            if concern not in _TOPICS and not concern[:1].isupper():
+                message = f"{concern!r} is neither a kind of intent nor one of {', '.join(_TOPICS)}"
+                diagnostics.error(f"{field}[{i}]", "UnknownConcern", message)
     if diagnostics.errors:
         raise Refused(invalid(diagnostics.errors))
 

@@ -27,6 +27,9 @@ MAX_WARNINGS = 32
 _TIE = 1e-6
 
 
+#: Stands for the reply of a controller that the group does not concern. It allows every cluster.
+NOT_ASKED = Reply("skipped", b"", 0.0)
+
 _decode = msgspec.json.Decoder(Answer).decode
 
 
@@ -129,6 +132,8 @@ def gather(replies: Replies, fleet: Fleet) -> ControllerResults:
             results.warnings.extend(answer.warnings[:MAX_WARNINGS])
             if outcome == "answered" and controller.policy == "stale-ok":
                 results.fresh[name] = data
+        elif outcome == "skipped":
+            continue
         elif controller.policy == "required":
             code = "ControllerTimeout" if outcome == "timeout" else "ControllerError"
             results.missing.append(Reason(code=code, by=name, message=error))
