@@ -25,7 +25,7 @@ from .harness import Figure
 from .kube import kube
 from .machine_cluster import machine_cluster
 from .machines import machine_decisions
-from .node_agent import node_agent
+from .node_agent import node_admissions, node_idle, node_plugins, node_pools, node_proxy
 from .node_core import node_core, roles_come_and_go
 from .packing import packing
 from .placement import candidates, reported, traps, writes
@@ -68,7 +68,11 @@ ALL: dict[str, Callable[[], Awaitable[list[Figure]]]] = {
     "machines": machine_decisions,
     "node-core": node_core,
     "node-roles": roles_come_and_go,
-    "node-agent": node_agent,
+    "node-admissions": node_admissions,
+    "node-proxy": node_proxy,
+    "node-pools": node_pools,
+    "node-plugins": node_plugins,
+    "node-idle": node_idle,
     "kube": kube,
     "failing-devices": failing_devices,
     "machine-cluster": machine_cluster,

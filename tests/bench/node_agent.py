@@ -4,6 +4,7 @@ pods."""
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import subprocess
 import tempfile
@@ -29,6 +30,7 @@ from moorage.node.pod_objects import known_pod
 from moorage.node.settings import Settings
 from moorage.node.state_file import StateFile
 from moorage_testkit import node_assets
+from moorage_testkit.mesh import Mesh
 
 from .harness import Figure
 
@@ -192,15 +194,16 @@ async def node_pools() -> list[Figure]:
 
 
 async def node_idle() -> list[Figure]:
-    """250 pods, each in a cgroup of its own: from the start of the process to the first admission, the share of a core while idle, and resident memory."""
-    async with _directory() as directory:
+    """250 pods, each in a cgroup of its own, reported to a mesh: from the start of the process to the first admission, the share of
+    a core while idle, and resident memory."""
+    async with _directory() as directory, _mesh(directory) as mesh:
         write_policy(directory / "policy.yaml", pools={"online": {"cpus": "0", "default": True}})
         (directory / "pods").mkdir()
         settings = Settings("n1", runtime=f"unix://{directory}/r.sock", root=directory / "n")
         settings = settings._replace(config=directory / "policy.yaml", pods=str(directory / "pods"), kubelet=directory)
         runtime = RecordingRuntime()
         await runtime.start(directory / "r.sock")
-        agent = AgentProcess(settings.root, *_arguments(settings), *GATE)
+        agent = AgentProcess(settings.root, *_arguments(settings), *GATE, *await _joined(mesh, directory))
         await agent.start()
         client = CriClient(agent.cri)
         with _cgroups(250) as pids:
@@ -210,6 +213,28 @@ async def node_idle() -> list[Figure]:
                 container = await client.run(f"p{i}", f"uid-p{i}", manifest["metadata"]["annotations"])
                 runtime.pids[container] = pids[i]
             return await _figures_of(agent, runtime, client, directory)
+
+
+@asynccontextmanager
+async def _mesh(directory: Path) -> AsyncIterator[Mesh]:
+    """A mesh whose fleet is one node."""
+    node = {"name": "n1", "allocatable": {"cpu": "254", "memory": "400Gi", "pods": "1000"}}
+    fleet = directory / "fleet.json"
+    fleet.write_text(json.dumps({"kind": "Fleet", "clusters": [{"provider": "lab", "name": "one", "nodes": [node]}]}))
+    mesh = Mesh("--fleet", str(fleet))
+    try:
+        await asyncio.to_thread(mesh.start)
+        yield mesh
+    finally:
+        await asyncio.to_thread(mesh.remove)
+
+
+async def _joined(mesh: Mesh, directory: Path) -> list[str]:
+    """Gives the node a user of its own and returns the arguments for its agent."""
+    file = directory / "n1.json"
+    done = await mesh.arun("node", "join", "lab/one/n1", "--credentials", str(file))
+    assert done.returncode == 0, done.stderr.decode()
+    return ["--credentials", str(file), "--cluster", "lab/one"]
 
 
 @contextmanager
@@ -302,13 +327,3 @@ async def node_plugins() -> list[Figure]:
         await agent.stop()
         await runtime.stop()
     return [Figure.of("node plugin registered", samples, "p99 <= 200 ms", p99=200)]
-
-
-async def node_agent() -> list[Figure]:
-    return [
-        *await node_admissions(),
-        *await node_proxy(),
-        *await node_pools(),
-        *await node_plugins(),
-        *await node_idle(),
-    ]

@@ -7,15 +7,16 @@ from typing import Any
 
 
 def main(arguments: list[str]) -> int:
-    # structlog would import it to print exceptions in colour: 3 MB.
-    modules: dict[str, Any] = sys.modules
-    modules.setdefault("rich", None)
-    from moorage.telemetry import configure
-
     from .settings import decode
-    from .worker import CANNOT_RUN, run_agent, serve
 
     settings = decode(arguments[0])
+    _leave_out("rich")  # structlog prints exceptions in colour with it: 3 MB
+    if settings.pods != "api":
+        _leave_out("aiohttp")  # nats-py speaks WebSockets with it: 8 MB
+    from moorage.telemetry import configure
+
+    from .worker import CANNOT_RUN, run_agent, serve
+
     configure("node")
     _set_title(f"moorage: node {settings.node}")
     try:
@@ -23,6 +24,12 @@ def main(arguments: list[str]) -> int:
     except CANNOT_RUN as error:
         sys.stderr.write(f"moorage: the agent cannot run: {error}\n")
         return 1
+
+
+def _leave_out(name: str) -> None:
+    """Makes an optional library look as if it was not installed, before it is imported for what an agent does not do."""
+    modules: dict[str, Any] = sys.modules
+    modules.setdefault(name, None)
 
 
 def _set_title(title: str) -> None:

@@ -8,12 +8,11 @@ import os
 import time
 from collections.abc import Coroutine, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 import structlog
 
-from moorage.kube.api import Api, Unreachable
 from moorage.qos.admission import PodRecord
 from moorage.qos.builtin import builtin_plugin
 from moorage.qos.cpu_plugin import CpuPlugin
@@ -34,11 +33,9 @@ from .core.properties import CPUSET_CPUS, is_exclusive, oci_properties, take_ove
 from .cri_interceptors import CriInterceptors
 from .cri_proxy import CriProxy
 from .http_api import HttpApi
-from .kube_config import connect
 from .kubelet_managers import active_manager
 from .mesh_link import MeshLink
 from .metrics import Metrics
-from .node_capacity import NodeStatus
 from .nri_plugin import NriPlugin
 from .operations import AgentOperations
 from .plugin_devices import PluginDevices
@@ -47,7 +44,7 @@ from .plugin_registry import PluginRegistry
 from .plugin_server import PluginServer
 from .pod_admission import PodAdmission
 from .pod_resources import PodResources
-from .pod_source import ManifestDirectory, PodSource, watch_api
+from .pod_source import ManifestDirectory, PodSource
 from .policy_file import PolicyFile
 from .pool_control import PoolControl
 from .recovery import Recovery
@@ -56,6 +53,9 @@ from .settings import Settings
 from .state_file import StateFile
 from .sysfs import read_machine, read_network_cards
 from .updaters import CgroupReader, CriUpdater, NriUpdater
+
+if TYPE_CHECKING:
+    from .node_objects import NodeObjects
 
 log = structlog.get_logger("node")
 
@@ -119,7 +119,7 @@ class NodeAgent:
         self.adjuster = Adjuster(self.index, updater, self.wanted, self.metrics)
         self.proxy = CriProxy(self.channel)
         self.runner: PodRunner | None = None
-        self.api: Api | None = None
+        self.api: NodeObjects | None = None
         self.pod_resources = PodResources(
             self.live_records, self.registry, self.machine, lambda: self.policy.policy.reserved_cpus
         )
@@ -130,7 +130,6 @@ class NodeAgent:
         self._lock_file = -1
         self._pools: object = None
         self._settling = asyncio.Lock()
-        self._status: NodeStatus | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self.failure: asyncio.Future[None] | None = None
 
@@ -239,12 +238,14 @@ class NodeAgent:
         if self.manifests is not None:
             self.spawn(self.manifests.run())
         elif self.settings.attach != "alone":
+            from .node_objects import NodeObjects, Unreachable
+
             try:
-                self.api = await connect(self.settings.kubeconfig)
+                self.api = await NodeObjects.connect(self.settings.kubeconfig, self.settings.node)
             except Unreachable as error:
                 self.add_problem(f"pods are known by the runtime only: {error}")
                 return
-            self.spawn(watch_api(self.api, self.settings.node, self.source))
+            self.spawn(self.api.watch_pods(self.source))
 
     # --- the checkpoint
 
@@ -430,11 +431,8 @@ class NodeAgent:
 
     async def _write_capacity(self) -> None:
         found = self.devices.capacity()
-        if self.api is None or not (found.allocatable or found.removed):
-            return
-        if self._status is None:
-            self._status = NodeStatus(self.api, self.settings.node)
-        await self._status.write(found)
+        if self.api is not None and (found.allocatable or found.removed):
+            await self.api.write_capacity(found)
 
     # --- events
 

@@ -17,10 +17,12 @@ _EVENT = struct.Struct("iIII")
 
 class DirectoryWatch:
     """Calls `changed` soon after something appeared or vanished below `root`, not with what: the caller lists the directory.
-    Names that begin with a dot, and what is below them, are ignored. Needs a running event loop."""
+    Names that begin with a dot, and what is below them, are ignored. Needs a running event loop.
 
-    def __init__(self, root: Path, changed: Callable[[], None]) -> None:
-        self._root, self._changed = root, changed
+    With `shallow`, directories in it are not watched, and names with a dot count: a mounted ConfigMap changes by one."""
+
+    def __init__(self, root: Path, changed: Callable[[], None], *, shallow: bool = False) -> None:
+        self._root, self._changed, self._shallow = root, changed, shallow
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._fd = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         if self._fd < 0:
@@ -39,6 +41,8 @@ class DirectoryWatch:
         if watch < 0:
             return
         self._directories[watch] = directory
+        if self._shallow:
+            return
         for inside in visible(directory):
             if inside.is_dir() and not inside.is_symlink():
                 self._add(inside)
@@ -56,12 +60,13 @@ class DirectoryWatch:
             directory = self._directories.get(watch)
             if mask & _IGNORED:
                 self._directories.pop(watch, None)
-            if name.startswith(b".") or (directory is None and not mask & _OVERFLOW):
+            hidden = name.startswith(b".") and not self._shallow
+            if hidden or (directory is None and not mask & _OVERFLOW):
                 continue
             relevant = True
             if mask & _OVERFLOW:
                 self._add(self._root)  # what was lost is found again
-            elif mask & _ISDIR and mask & (_CREATE | _MOVED_TO) and directory is not None:
+            elif not self._shallow and mask & _ISDIR and mask & (_CREATE | _MOVED_TO) and directory is not None:
                 self._add(directory / os.fsdecode(name))
         if relevant:
             self._changed()

@@ -1,4 +1,4 @@
-"""Knows the pods of the node by their manifests: from the API server's watch, or from the files of a directory."""
+"""Knows the pods of the node by their manifests, and reads those of a directory."""
 
 from __future__ import annotations
 
@@ -11,16 +11,13 @@ from typing import Any, NamedTuple
 import msgspec
 import structlog
 
-from moorage.kube.api import Api
-from moorage.kube.objects import Key
-from moorage.kube.reflector import Reflector
 from moorage.model.problems import Refused
 from moorage.parsing.yaml_json import parse_documents
 from moorage.qos.messages import PodSpec
 from moorage.qos.pods import CONFIG_HASH
 
 from .inotify import DirectoryWatch, visible
-from .pod_objects import KnownPod, decode_pod, known_pod
+from .pod_objects import KnownPod, known_pod
 
 log = structlog.get_logger("node")
 
@@ -109,26 +106,6 @@ class PodSource:
 
     def _put_static(self, uid: str, pod: KnownPod) -> None:
         self.put(pod._replace(spec=msgspec.structs.replace(pod.spec, uid=uid)))
-
-
-async def watch_api(api: Api, node: str, source: PodSource) -> None:
-    """Follows the pods that are bound to the node, for ever."""
-    uids: dict[Key, str] = {}
-
-    def put(key: Key, pod: KnownPod) -> None:
-        uids[key] = pod.spec.uid
-        source.put(pod)
-
-    def drop(key: Key, _uid: str) -> None:
-        source.drop(uids.pop(key, ""))
-
-    def listed() -> None:
-        if reflector.listed:
-            source.listed.set()
-
-    reflector = Reflector(api, "/api/v1/pods", decode_pod, put, drop, fields=f"spec.nodeName={node}", synced=listed)
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(reflector.run())
 
 
 class Manifest(NamedTuple):

@@ -58,7 +58,8 @@ class PolicyFile:
         if self._path is None:
             return
         dirty = asyncio.Event()
-        watch = DirectoryWatch(self._path.parent, dirty.set)
+        watch = DirectoryWatch(self._path.parent, dirty.set, shallow=True)
+        dirty.set()  # it may have changed since it was loaded
         try:
             while True:
                 await dirty.wait()
