@@ -6,8 +6,11 @@ import asyncio
 import contextlib
 import ssl
 import sys
+import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -32,22 +35,40 @@ _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 class Pods:
-    """When Pods were bound and when they were gone, by what a watch says."""
+    """When Pods were bound and when they were gone, by what a watch says. `most`: the most guests that were bound and not over at any time."""
 
     def __init__(self) -> None:
         self.bound: dict[str, float] = {}
         self.there: set[str] = set()
+        self.over: set[str] = set()
+        self.most = 0
+        self.on_running: Callable[[str], None] = lambda _name: None
+        self._holding: set[str] = set()
+        self._running: set[str] = set()
         self._changed = asyncio.Event()
 
     def put(self, key: Any, pod: dict[str, Any]) -> None:
-        self.there.add(f"{key.namespace}/{key.name}")
-        if pod["spec"].get("nodeName"):
-            self.bound.setdefault(f"{key.namespace}/{key.name}", time.perf_counter())
+        name = f"{key.namespace}/{key.name}"
+        self.there.add(name)
+        if pod["spec"].get("nodeName") and name not in self.bound:
+            self.bound[name] = time.perf_counter()
+            if key.namespace == TEAM:
+                self._holding.add(name)
+                self.most = max(self.most, len(self._holding))
+        phase = pod["status"].get("phase")
+        if phase == "Running" and key.namespace == TEAM and name not in self._running:
+            self._running.add(name)
+            self.on_running(key.name)
+        if phase in ("Succeeded", "Failed"):
+            self.over.add(name)
+            self._holding.discard(name)
         self._changed.set()
 
     def drop(self, key: Any, _uid: str) -> None:
-        self.there.discard(f"{key.namespace}/{key.name}")
-        self.bound.pop(f"{key.namespace}/{key.name}", None)
+        name = f"{key.namespace}/{key.name}"
+        self.there.discard(name)
+        self.bound.pop(name, None)
+        self._holding.discard(name)
         self._changed.set()
 
     async def until(self, check: Callable[[], bool], seconds: float = 300) -> float:
@@ -82,8 +103,9 @@ class Site:
 
 
 @contextlib.asynccontextmanager
-async def site(nodes: int, slots: int, cpu: str = "2") -> AsyncIterator[Site]:
-    with ControlPlane("bench") as plane:
+async def site(nodes: int, slots: int, cpu: str = "2", arguments: Sequence[str] = ()) -> AsyncIterator[Site]:
+    """`arguments`: more of the API server."""
+    with ControlPlane("bench", arguments=arguments) as plane:
         for i in range(nodes):
             plane.node(f"n{i}", allocatable={"cpu": "64", "memory": "256Gi"})
         cluster = MachineCluster(plane)
@@ -180,6 +202,60 @@ async def many(count: int = 1000, nodes: int = 50) -> Figure:
     floor = {"set to 0": scaled * 1e3, "plain Pods bound": plain * 1e3}
     total = sum(floor.values())
     return Figure.of(f"{count} guests at once", [guests * 1e3], "<= 2 x floor", floor=floor, p50=2 * total)
+
+
+#: Lets the API server log the writes of the service account, without the Lease.
+_AUDIT = """\
+apiVersion: audit.k8s.io/v1
+kind: Policy
+omitStages: [RequestReceived]
+rules:
+- {level: None, resources: [{group: coordination.k8s.io}]}
+- {level: Metadata, users: ["system:serviceaccount:moorage-system:moorage-machines"], verbs: [create, update, patch, delete]}
+- {level: None}
+"""
+
+
+async def ended(guests: int = 3000, slots: int = 1000, nodes: int = 50, seconds: float = 1.0) -> list[Figure]:
+    """Three times as many guests as slots; each ends so many seconds after it began to run. The API server's own log counts our writes."""
+    with tempfile.TemporaryDirectory() as directory:
+        policy, audited = Path(directory) / "policy.yaml", Path(directory) / "audit.log"
+        policy.write_text(_AUDIT)
+        arguments = (f"--audit-policy-file={policy}", f"--audit-log-path={audited}", "--audit-log-mode=blocking")
+        async with site(nodes, slots, arguments=arguments) as s:
+            before = len(audited.read_text().splitlines())
+            gate = asyncio.Semaphore(64)
+            tasks: set[asyncio.Task[None]] = set()
+
+            async def create(i: int) -> None:
+                async with gate:
+                    await s.create(f"guest-{i}", GUEST)
+
+            async def end(name: str) -> None:
+                await asyncio.sleep(seconds)
+                body = b'{"status":{"phase":"Succeeded"}}'
+                await s.api.call("PATCH", f"{PODS}/{name}/status", body=body, content_type=_MERGE, timeout=60)
+
+            def began_to_run(name: str) -> None:
+                task = asyncio.ensure_future(end(name))
+                tasks.add(task)
+                task.add_done_callback(tasks.discard)
+
+            s.pods.on_running = began_to_run
+            began = time.perf_counter()
+            await asyncio.gather(*map(create, range(guests)))
+            await s.pods.until(lambda: len(s.pods.over) == guests, 600)
+            took = time.perf_counter() - began
+            await s.usage(slots, slots, 0, 0)
+            lines = map(msgspec.json.decode, audited.read_text().splitlines()[before:])
+            writes = Counter(f"{line['verb']} {line['objectRef']['resource']}" for line in lines)
+    each = {name: count / guests for name, count in writes.most_common()}
+    sys.stdout.write(f"     writes of each kind per guest: {', '.join(f'{k} {v:.3f}' for k, v in each.items())}\n")
+    return [
+        Figure.of(f"{guests} guests on {slots} slots, all ended", [took * 1e3], "all run"),
+        Figure.of("most of them bound at a time", [s.pods.most], f"<= {slots}", p50=slots, unit="guests"),
+        Figure.of("writes per guest", [sum(each.values())], "<= 6", p50=6, unit="writes"),
+    ]
 
 
 async def hooks(seconds: float = 20, rate: int = 100) -> Figure:
@@ -288,4 +364,4 @@ async def cordoned(times: int = 20) -> Figure:
 
 
 async def machine_cluster() -> list[Figure]:
-    return [await one_at_a_time(), await many(), await hooks(), *await rest(), await cordoned()]
+    return [await one_at_a_time(), await many(), *await ended(), await hooks(), *await rest(), await cordoned()]

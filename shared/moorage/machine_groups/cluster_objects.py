@@ -231,6 +231,8 @@ class ClusterObjects:
         group = self.by_group.get(group_name)
         self.left_over.drop_pod(key[1], uid)
         self.shapes.leave_node(uid)
+        if uid != keep:
+            self.shapes.drop(uid)
         if group is None:
             return
         if is_reservation:
@@ -245,7 +247,6 @@ class ClusterObjects:
             group.handover.opening.pop(uid, None)
             group.untold.pop(uid, None)
             group.unmarked.discard(uid)
-            self.shapes.drop(uid)
         self.dirty_groups.add(group_name)
 
     def set_connected(self, connected: bool) -> None:
@@ -382,9 +383,8 @@ class ClusterObjects:
         return [group.handover for group in self.by_group.values()]
 
     def allowed_nodes(self, group: str, guest: Guest) -> frozenset[str] | None:
-        """Returns the Nodes of its group that a guest may use."""
-        placed = {uid: grant.node for uid, grant in self.grants.items()}
-        return self.shapes.nodes_for(self.by_group[group])(guest, placed)
+        """Returns the Nodes of its group that a guest may use, whoever else is there."""
+        return self.shapes.nodes_for(self.by_group[group])(guest)
 
     def unhealthy_since(self, node: str) -> float:
         return self.not_ready_since.get(node, 0.0)

@@ -9,6 +9,7 @@ from .group_objects import object_effects
 from .group_slots import slots_of
 from .group_state import GroupState
 from .group_status import conditions_of, status_effect, status_effects, waiting_events
+from .guest_rules import PlacedGuests
 from .handover_effects import handover_effects, takeover_effects
 from .handover_plan import plan_handover
 from .handover_records import Situation
@@ -38,8 +39,8 @@ def plan_group(cluster: ClusterObjects, group: GroupState, now: float, times: li
         stored,
         cluster.grants if cluster.connected else None,
         cluster.shapes.nodes_for(group),
+        _placed(cluster, group),
         cluster.left_over.pods_of(group.machine.group),
-        cluster.shapes.barred(group),
     )
     plan = plan_handover(group.handover, now, situation)
     if plan.next is not None:
@@ -51,3 +52,15 @@ def plan_group(cluster: ClusterObjects, group: GroupState, now: float, times: li
     effects += waiting_events(cluster, group, usable, now, times)
     effects += status_effects(cluster, group, machine, slots, states, usable, now, times)
     return effects
+
+
+def _placed(cluster: ClusterObjects, group: GroupState) -> PlacedGuests:
+    """Returns the guests on Nodes, and those of other groups that are about to come there."""
+    placed = cluster.shapes.placed()
+    for other in cluster.by_group.values():
+        if other is not group:
+            for _, stored in other.stored.values():
+                for uid, grant in stored.grants.items():
+                    if uid in other.handover.guests:
+                        placed.put(uid, grant.node)
+    return placed

@@ -1,8 +1,8 @@
-"""Tells which Nodes a guest may use: its node selector, required affinity and tolerations, and required rules about other guests."""
+"""Tells which Nodes a guest may use by its node selector, required affinity and tolerations."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -16,15 +16,8 @@ from .node_marks import NodeView
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
-class PodOnNode(msgspec.Struct, frozen=True):
-    namespace: str
-    labels: Mapping[str, str]
-    node: str
-    shape: str
-
-
 class Shape:
-    """What guests with equal selectors, affinity and tolerations have in common."""
+    """What guests with equal selectors, affinity and tolerations have in common. `near` and `apart`: terms about other Pods."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -45,10 +38,6 @@ class Shape:
         self.near = (self.affinity.get("podAffinity") or {}).get(_REQUIRED) or []
         self.apart = (self.affinity.get("podAntiAffinity") or {}).get(_REQUIRED) or []
 
-    @property
-    def has_pod_rules(self) -> bool:
-        return bool(self.near or self.apart)
-
     def allows(self, node: NodeView) -> bool:
         """Returns whether the Node has what the Pod requires, and no taint that it does not tolerate."""
         if any(node.labels.get(k) != v for k, v in self.selector.items()):
@@ -66,54 +55,6 @@ def shape_text(spec: Mapping[str, Any]) -> str:
     """Returns what the shape of a Pod is made of."""
     parts = {k: spec[k] for k in ("nodeSelector", "affinity", "tolerations") if spec.get(k)}
     return msgspec.json.encode(parts, order="sorted").decode()
-
-
-def without_conflict(
-    shape: Shape, namespace: str, labels: Mapping[str, str], node: NodeView, nodes: Mapping[str, NodeView],
-    others: Iterable[PodOnNode], shapes: Mapping[str, Shape],
-) -> bool:  # fmt: skip
-    """Returns whether a guest's rules about other guests, and theirs about it, hold on a Node."""
-    others = list(others)
-    for other in others:
-        if any(
-            _selects(t, namespace, other.namespace, other.labels) and _same_domain(t, node, nodes.get(other.node))
-            for t in shape.apart
-        ):
-            return False
-        theirs = shapes.get(other.shape)
-        if theirs is not None and any(
-            _selects(t, other.namespace, namespace, labels) and _same_domain(t, node, nodes.get(other.node))
-            for t in theirs.apart
-        ):
-            return False
-    for term in shape.near:
-        found = [o for o in others if _selects(term, namespace, o.namespace, o.labels)]
-        if any(_same_domain(term, node, nodes.get(o.node)) for o in found):
-            continue
-        # The first of Pods that want to be near each other may start anywhere; of strangers nobody here knows.
-        if found:
-            return False
-    return True
-
-
-def _same_domain(term: Mapping[str, Any], one: NodeView, other: NodeView | None) -> bool:
-    key = str(term.get("topologyKey", ""))
-    value = one.labels.get(key)
-    return other is not None and value is not None and other.labels.get(key) == value
-
-
-def _selects(term: Mapping[str, Any], own: str, namespace: str, labels: Mapping[str, str]) -> bool:
-    namespaces = term.get("namespaces") or ([] if term.get("namespaceSelector") is not None else [own])
-    if term.get("namespaceSelector") is None and namespace not in namespaces:
-        return False
-    selector = term.get("labelSelector")
-    if selector is None:
-        return False
-    if any(labels.get(k) != v for k, v in (selector.get("matchLabels") or {}).items()):
-        return False
-    return all(
-        requirement_matches(r, labels.get(r.key)) for r in map(_requirement, selector.get("matchExpressions") or ())
-    )
 
 
 def _term(term: Mapping[str, Any]) -> list[Requirement]:

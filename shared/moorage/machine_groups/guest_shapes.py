@@ -1,4 +1,4 @@
-"""Keeps which Nodes guests may use, and which other guests are where. Thousands of guests have few shapes and sets of labels. Pure."""
+"""Keeps which Nodes guests may use, and who is where. Thousands of guests have few shapes and sets of labels. Pure."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 import msgspec
 
 from .group_state import GroupState
-from .guest_nodes import PodOnNode, Shape, without_conflict
-from .handover_records import Barred, Guest, NodesFor
+from .guest_nodes import Shape
+from .guest_rules import GuestKinds, PlacedGuests
+from .handover_records import Guest, NodesFor
 from .node_marks import NodeView
 
 #: Shapes and sets of labels that are kept before those that nobody has any more are dropped.
@@ -21,9 +22,10 @@ class GuestShapes:
 
     def __init__(self, nodes: Mapping[str, NodeView]) -> None:
         self._nodes = nodes
+        self.kinds = GuestKinds()
         self._shapes: dict[str, Shape] = {}
         self._labels: dict[str, Mapping[str, str]] = {}  # of guests, by uid
-        self._on_nodes: dict[str, PodOnNode] = {}  # guests with a Node, by uid
+        self._on_nodes: dict[str, str] = {}  # uid → Node, of guests with one
         self._shared_labels: dict[tuple[tuple[str, str], ...], Mapping[str, str]] = {}
         self._allowed: dict[tuple[str, str, str], frozenset[str]] = {}
         self._max_shared = 2 * _MAX_SHARED
@@ -46,13 +48,16 @@ class GuestShapes:
         labels = self._shared_labels.setdefault(tuple(sorted(labels.items())), labels)
         self._labels[guest.uid] = labels
         if guest.node and not guest.deleting:
-            self._on_nodes[guest.uid] = PodOnNode(guest.namespace, labels, guest.node, guest.shape)
+            self._on_nodes[guest.uid] = guest.node
+        shape = self._shapes[guest.shape]
+        self.kinds.put(guest.uid, guest.namespace, labels, shape.near, shape.apart)
 
     def leave_node(self, uid: str) -> None:
         self._on_nodes.pop(uid, None)
 
     def drop(self, uid: str) -> None:
         self._labels.pop(uid, None)
+        self.kinds.drop(uid)
 
     def affinity(self, guest: Guest) -> dict[str, Any]:
         return self._shapes[guest.shape].affinity
@@ -65,52 +70,35 @@ class GuestShapes:
         """Drops shapes and labels that no guest has any more, once there are many."""
         self._shared_labels.clear()
         self._allowed.clear()
-        used = {guest.shape for guest in guests} | {pod.shape for pod in self._on_nodes.values()}
+        used = {guest.shape for guest in guests}
         self._shapes = {text: shape for text, shape in self._shapes.items() if text in used}
         self._max_shared = 2 * max(_MAX_SHARED, len(self._shapes))
 
     # --- where guests may go
 
     def nodes_for(self, group: GroupState) -> NodesFor:
-        """Returns a function that tells which Nodes of a group a guest may use."""
-        names = group.machine.group
+        """Returns a function that tells which Nodes of a group a guest may use, whoever else is there."""
+        name = group.machine.group
 
-        def nodes_for(guest: Guest, placed: Mapping[str, str]) -> frozenset[str] | None:
-            shape = self._shapes[guest.shape]
-            key = (names, guest.type, guest.shape)
+        def nodes_for(guest: Guest) -> frozenset[str]:
+            key = (name, guest.type, guest.shape)
             if key not in self._allowed:
+                shape = self._shapes[guest.shape]
                 views = [self._nodes[n] for n in group.entries if n in self._nodes]
                 self._allowed[key] = frozenset(view.name for view in views if shape.allows(view))
-            allowed = self._allowed[key]
-            if not shape.has_pod_rules and not any(other.apart for other in self._shapes.values()):
-                return allowed
-            labels = self._labels.get(guest.uid, {})
-            others = self._others(group, guest.uid, placed)
-            return frozenset(
-                n
-                for n in allowed
-                if without_conflict(shape, guest.namespace, labels, self._nodes[n], self._nodes, others, self._shapes)
-            )
+            return self._allowed[key]
 
         return nodes_for
 
-    def barred(self, group: GroupState) -> Barred:
-        """Returns a function that tells whether rules about other guests keep a guest off a Node."""
-
-        def is_barred(guest: Guest, name: str, placed: Mapping[str, str]) -> bool:
-            shape, node = self._shapes[guest.shape], self._nodes.get(name)
-            if node is None or not (shape.has_pod_rules or any(other.apart for other in self._shapes.values())):
-                return False
-            labels, others = self._labels.get(guest.uid, {}), self._others(group, guest.uid, placed)
-            return not without_conflict(shape, guest.namespace, labels, node, self._nodes, others, self._shapes)
-
-        return is_barred
-
-    def _others(self, group: GroupState, uid: str, placed: Mapping[str, str]) -> list[PodOnNode]:
-        """Returns the guests on Nodes but one, and those that are about to come there."""
-        found = [pod for other, pod in self._on_nodes.items() if other != uid]
-        for other, node in placed.items():
-            guest = group.handover.guests.get(other)
-            if guest is not None and other != uid and other not in self._on_nodes:
-                found.append(PodOnNode(guest.namespace, self._labels.get(other, {}), node, guest.shape))
+    def placed(self) -> PlacedGuests:
+        """Returns the guests that are on Nodes, by what rules of guests see of them."""
+        rules = self.kinds.rules()
+        found = PlacedGuests(rules, self.kinds.kind_of, self._domain_of)
+        if rules:
+            for uid, node in self._on_nodes.items():
+                found.put(uid, node)
         return found
+
+    def _domain_of(self, node: str, topology_key: str) -> str | None:
+        view = self._nodes.get(node)
+        return None if view is None else view.labels.get(topology_key)

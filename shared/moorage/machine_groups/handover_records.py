@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import msgspec
 
-#: The Nodes that a guest may use beside others that have slots, by uid and Node; None: all.
-NodesFor = Callable[["Guest", Mapping[str, str]], frozenset[str] | None]
-#: Whether a guest may not be on a Node because of others that have slots.
-Barred = Callable[["Guest", str, Mapping[str, str]], bool]
+from .guest_rules import PlacedGuests
+
+#: Returns the Nodes that a guest may use whoever else is there; None: all.
+NodesFor = Callable[["Guest"], frozenset[str] | None]
 
 
 class Guest(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,7 +84,7 @@ class Stored(NamedTuple):
 class Situation(NamedTuple):
     """What a plan rests on besides the Pods. `slots`: per type and Node; `offline`: those of them that the cluster grants alone; `usable`:
     Nodes that are Ready; `ordered`: grants of the mesh, None without it; `stored`: by type; `left_over`: reservations of
-    another controller, which hold places until they are replaced; `is_barred`: by rules about other guests."""
+    another controller, which hold places until they are replaced; `placed`: guests on Nodes, and which rules they have about others."""
 
     slots: Mapping[str, Mapping[str, int]]
     offline: Mapping[str, Mapping[str, int]]
@@ -92,8 +92,8 @@ class Situation(NamedTuple):
     stored: Mapping[str, Stored]
     ordered: Mapping[str, StoredGrant] | None
     nodes_for: NodesFor
+    placed: PlacedGuests
     left_over: Sequence[ReservationPod] = ()
-    is_barred: Barred = lambda _guest, _node, _placed: False
 
 
 class Opening(NamedTuple):

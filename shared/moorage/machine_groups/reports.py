@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from moorage.model.machines import (
     GuestReport,
+    GuestRule,
     HeldReport,
     MachineDocument,
     MachineReport,
@@ -34,6 +35,7 @@ class MeshReports:
         self._nodes: dict[str, PoolNodeReport] = {}
         self._held: dict[str, HeldReport] = {}
         self._guests: dict[str, GuestReport] = {}
+        self._kinds_changed = False
         self.refused = ""
         self.documents: dict[str, MachineDocument] | None = None  # Machines of the mesh; None: nobody told of them yet
 
@@ -53,6 +55,7 @@ class MeshReports:
             self._machines, self._nodes, self._held, self._guests = {}, {}, {}, {}
         self._sequence += 1
         machines, nodes, held = self._machine_reports(), self._node_reports(), self._held_reports()
+        rules = self._rules()
         guests, gone = self._guest_reports()
         report = MachinesSync(
             cluster=self._cluster,
@@ -69,6 +72,7 @@ class MeshReports:
             held=_changed(self._held, held),
             guests=guests,
             guests_gone=gone,
+            rules=rules,
             controller=self._state.other_controller,
         )
         self._machines, self._nodes, self._held = machines, nodes, held
@@ -146,11 +150,21 @@ class MeshReports:
                     held.unschedulable[pod.node] = held.unschedulable.get(pod.node, 0) + 1
         return found
 
+    def _rules(self) -> list[GuestRule] | None:
+        """Returns the rules of guests about each other; None as long as they are those that were reported."""
+        kinds = self._state.shapes.kinds
+        rules = kinds.rules()
+        if not (self._full or kinds.changed):
+            return None
+        self._kinds_changed, kinds.changed = kinds.changed, False
+        return list(rules.values())
+
     def _guest_reports(self) -> tuple[list[GuestReport], list[str]]:
         """Returns the guests of which something changed, and those that are gone."""
         changed: list[GuestReport] = []
         gone = [uid for uid in self._state.lost_guests if uid in self._guests]
-        everything = self._full or self._state.nodes_changed
+        everything = self._full or self._state.nodes_changed or self._kinds_changed
+        self._kinds_changed = False
         for handover in self._state.handovers():
             uids = handover.touched | handover.guests.keys() if everything else handover.touched
             for uid in uids:
@@ -198,6 +212,7 @@ class MeshReports:
             ready=guest.ready,
             not_before=pause_ends,
             reason="SlotUnbound" if pause_ends else "",
+            kind=self._state.shapes.kinds.kind_of(guest.uid),
         )
 
 

@@ -4,6 +4,7 @@ Pure."""
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from .handover import Handover
 from .handover_records import Guest, Situation, StoredGrant
@@ -30,7 +31,6 @@ class SlotAssignment:
         self.grants: dict[str, dict[str, StoredGrant]] = {}
         self.opened: set[str] = set()  # uids of guests that are pinned and expected to be bound
         self.places: dict[str, str] = {}  # uid → Node of the slot of a guest that could not be pinned
-        self.placed: dict[str, str] = {}  # uid → Node of guests with grants
         self.times: list[float] = []
         self.evictions: list[Guest] = []
         self.retries: dict[str, list[Guest]] = {}  # type → pinned guests that could not use their slots
@@ -48,7 +48,7 @@ class SlotAssignment:
 
     def _hold(self, machine_type: str, node: str, claim: str, granted: str = "") -> None:
         if granted:
-            self.placed[granted] = node
+            self.s.placed.put(granted, node)
         self.on.setdefault(node, Counter())[machine_type] += 1
         self.total[machine_type] += 1
         if claim.startswith(OFFLINE):
@@ -115,7 +115,7 @@ class SlotAssignment:
                 if not guest.gated:
                     if uid in self.opened:
                         mine[uid] = grant
-                        self.placed[uid] = grant.node
+                        self.s.placed.put(uid, grant.node)
                     continue
                 withdrawn = self.s.ordered is not None and uid not in self.s.ordered
                 if (withdrawn and not grant.claim.startswith(OFFLINE)) or not guest.ready or self._is_over(grant):
@@ -148,8 +148,8 @@ class SlotAssignment:
                 continue
             if (not guest.gated and grant.at <= guest.granted_at) or self.h.pause_of(uid) > self.now:
                 continue
-            if guest.gated and self.s.is_barred(guest, grant.node, self.placed):
-                # The mesh does not know rules about other guests. Told of a failure, it gives another slot.
+            if guest.gated and not self.s.placed.allows(uid, grant.node):
+                # A guest came meanwhile of which the mesh did not know. Told of a failure, it gives another slot.
                 self.h.note_failure(guest, self.now)
                 continue
             mine[uid] = grant
@@ -178,10 +178,9 @@ class SlotAssignment:
         free = [n for n in nodes if n in self.s.usable and self._has_slot(name, n)]
         if not free:
             return
-        hopeless: set[str] = set()
+        hopeless: set[tuple[str, str]] = set()
         for guest in self.retries.get(name, ()):
-            allowed = frozenset({guest.node}) if guest.node else self.s.nodes_for(guest, self.placed)
-            node = next((n for n in free if allowed is None or n in allowed), "")
+            node = self._node_for(guest, free)
             if node and self._may_enter(guest):
                 self._give(guest, node)
                 free = [n for n in free if self._has_slot(name, n)]
@@ -189,21 +188,28 @@ class SlotAssignment:
             if not free or self.total[name] >= self.h.maximum[name] or len(self.grants[name]) >= MAX_GRANTS:
                 return
             guest = self.h.guests[order[2]]
-            if guest.uid in self.grants[name] or not guest.ready or guest.shape in hopeless:
+            alike = guest.shape, self.s.placed.kind_of(guest.uid)
+            if guest.uid in self.grants[name] or not guest.ready or alike in hopeless:
                 continue
             if (pause_ends := self.h.pause_of(guest.uid)) > self.now:
                 self.times.append(pause_ends)
                 continue
-            allowed = self.s.nodes_for(guest, self.placed)
-            node = next((n for n in free if allowed is None or n in allowed), "")
+            node = self._node_for(guest, free)
             if not node:
-                hopeless.add(guest.shape)
+                hopeless.add(alike)
                 continue
             if not self._may_enter(guest):
                 continue
             self._give(guest, node)
             if not self._has_slot(name, node):
                 free.remove(node)
+
+    def _node_for(self, guest: Guest, free: Sequence[str]) -> str:
+        """Returns the first of these Nodes that a guest may use; "" if it may use none."""
+        if guest.node:
+            return guest.node if guest.node in free else ""
+        allowed, placed = self.s.nodes_for(guest), self.s.placed
+        return next((n for n in free if (allowed is None or n in allowed) and placed.allows(guest.uid, n)), "")
 
     def _may_enter(self, guest: Guest) -> bool:
         total = self.h.maximum[guest.type]

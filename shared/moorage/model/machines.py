@@ -149,6 +149,23 @@ class GuestReport(Model, kw_only=True):
     not_before: float = 0.0  # after a slot that it could not use, in seconds since the epoch
     reason: str = ""
     ended: bool = False  # bound and over, or gone: with it its slot
+    kind: str = ""  # by rules about other guests; "" where none has any
+
+
+class NearGuests(Model, kw_only=True):
+    """One of these kinds has to be in the domain of a topology key, unless none is anywhere."""
+
+    topology_key: str
+    kinds: list[str] = []
+
+
+class GuestRule(Model, kw_only=True):
+    """What guests of a kind have to do with others by required pod affinity. `apart`: by topology key the kinds that may not be in its
+    domain, by their own rules or by those of the others."""
+
+    kind: str
+    apart: dict[str, list[str]] = {}
+    near: list[NearGuests] = []
 
 
 class MachinesSync(Message, kw_only=True):
@@ -169,6 +186,7 @@ class MachinesSync(Message, kw_only=True):
     held: list[HeldReport] = []
     guests: list[GuestReport] = []
     guests_gone: list[str] = []
+    rules: list[GuestRule] | None = None  # None: as before
     controller: str = ""  # a foreign controller that still acts on these Machines
 
 

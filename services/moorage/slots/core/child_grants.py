@@ -11,10 +11,11 @@ from typing import NamedTuple
 
 import msgspec
 
+from moorage.machine_groups.guest_rules import PlacedGuests
 from moorage.model.machine_slots import GrantedSlot, slot_resource
 from moorage.model.machines import Allow, GuestReport
 
-from .grants import GrantPlan, Offered, SlotUse, granted_slot, refusal_of, short_of, sort_key
+from .grants import ANYWHERE, GrantPlan, Offered, SlotUse, granted_slot, may_use, refusal_of, short_of, sort_key
 from .layout import NodeKey
 
 
@@ -36,8 +37,9 @@ class ChildUse(NamedTuple):
 
 
 def plan_child_grants(
-    use: ChildUse, guests: Iterable[GuestReport], held: Mapping[str, GrantedSlot], offered: Offered, now: float
-) -> GrantPlan:
+    use: ChildUse, guests: Iterable[GuestReport], held: Mapping[str, GrantedSlot], offered: Offered, now: float,
+    placed: PlacedGuests = ANYWHERE,
+) -> GrantPlan:  # fmt: skip
     """Plans for the guests of one child type in one cluster. `held`: the places that guests of it have by the ledger."""
     plan, as_use = GrantPlan(), use.as_use
     known = {guest.uid: guest for guest in guests}
@@ -70,7 +72,7 @@ def plan_child_grants(
         if sum(counts.values()) >= use.most:
             plan.waiting.append(short_of(guest, f"{use.most} of {use.most} slots of {use.machine} are in use"))
             continue
-        nodes = [n for n in use.slots if n in use.usable and (guest.nodes is None or n in guest.nodes)]
+        nodes = [n for n in use.slots if n in use.usable and may_use(guest, n, placed)]
         node = next((n for n in nodes if counts.get(n, 0) % use.per_parent), None)
         apart = node is not None
         if node is None:
@@ -82,6 +84,7 @@ def plan_child_grants(
         if not apart:
             opened[node] = opened.get(node, 0) + 1
         counts[node] = counts.get(node, 0) + 1
+        placed.put(guest.uid, node)
         slot = granted_slot(as_use, guest, node, now, apart=apart)
         plan.granted.append(msgspec.structs.replace(slot, parent=use.parent))
     return plan

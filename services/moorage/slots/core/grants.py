@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import NamedTuple
 
+from moorage.machine_groups.guest_rules import PlacedGuests
 from moorage.machine_groups.windows import AHEAD, Holder, Span, end_of, may_enter
 from moorage.model.machine_slots import GrantedSlot, reservation_claim, slot_resource
 from moorage.model.machines import Allow, GuestReport, WaitingReason
@@ -15,6 +16,10 @@ from .layout import NodeKey
 
 #: Returns how many slots a node offers of a resource of slots.
 Offered = Callable[[NodeKey, str], int]
+
+
+#: Where no guest has rules about others.
+ANYWHERE = PlacedGuests({}, lambda _uid: "", lambda _node, _key: None)
 
 
 class SlotUse(NamedTuple):
@@ -45,9 +50,11 @@ class GrantPlan:
 
 
 def plan_grants(
-    use: SlotUse, guests: Iterable[GuestReport], held: Mapping[str, GrantedSlot], offered: Offered, now: float
-) -> GrantPlan:
-    """Plans for the guests of one machine type in one cluster. `held`: the slots that guests of it have by the ledger."""
+    use: SlotUse, guests: Iterable[GuestReport], held: Mapping[str, GrantedSlot], offered: Offered, now: float,
+    placed: PlacedGuests = ANYWHERE,
+) -> GrantPlan:  # fmt: skip
+    """Plans for the guests of one machine type in one cluster. `held`: the slots that guests of it have by the ledger; `placed`: all that have
+    some, and the rules that guests have about each other."""
     plan = GrantPlan()
     known = {guest.uid: guest for guest in guests}
     stays: dict[str, GrantedSlot] = {}
@@ -65,7 +72,7 @@ def plan_grants(
     if set(plan.withdrawn) | {slot.uid for slot in plan.observed}:
         return plan  # what is free is known once this is in the log
     waiting = [guest for guest in known.values() if guest.uid not in stays and not guest.ended]
-    _grant(use, sorted(waiting, key=sort_key), stays, offered, now, plan)
+    _grant(use, sorted(waiting, key=sort_key), stays, offered, now, plan, placed)
     return plan
 
 
@@ -88,6 +95,7 @@ def _grant(
     offered: Offered,
     now: float,
     plan: GrantPlan,
+    placed: PlacedGuests,
 ) -> None:
     holders = [Holder(slot.window, slot.until or None) for slot in stays.values()]
     free = _Free(use, stays.values(), offered)
@@ -105,11 +113,11 @@ def _grant(
         if refusal is not None:
             plan.waiting.append(refusal)
             continue
-        placed = guest.claim in use.claims
-        if placed:
-            node = _node_of_claim(use.claims[guest.claim], in_claims.get(guest.claim, {}), guest, use.usable)
+        if guest.claim in use.claims:
+            node = _node_of_claim(use.claims[guest.claim], in_claims.get(guest.claim, {}), guest, use.usable, placed)
             if node is None:
-                plan.waiting.append(short_of(guest, "all slots that its application has are in use"))
+                text = "all slots that its application has are in use, or rules about other guests keep it off"
+                plan.waiting.append(short_of(guest, text))
                 continue
             slot = granted_slot(use, guest, node, now)
         else:
@@ -118,15 +126,16 @@ def _grant(
             if not may_enter(use.total, use.spans, holders, holder, now):
                 plan.waiting.append(_why_not(use, guest, holders, now))
                 continue
-            pool, node, apart = _free_node(use, guest, until, free)
+            pool, node, apart = _free_node(use, guest, until, free, placed)
             if node is None:
-                plan.waiting.append(short_of(guest, _nothing_free(use, guest)))
+                plan.waiting.append(short_of(guest, _nothing_free(use, guest, placed)))
                 continue
             free.take(pool, node, apart=apart)
             holders.append(holder)
             slot = granted_slot(use, guest, node, now, pool=pool, apart=apart, claim=own)
         by_node = in_claims.setdefault(slot.claim, {})
         by_node[slot.node] = by_node.get(slot.node, 0) + 1
+        placed.put(guest.uid, slot.node)
         plan.granted.append(slot)
 
 
@@ -209,25 +218,38 @@ def short_of(guest: GuestReport, message: str) -> WaitingReason:
     return WaitingReason(uid=guest.uid, code="SlotShort", message=message)
 
 
-def _nothing_free(use: SlotUse, guest: GuestReport) -> str:
+def _nothing_free(use: SlotUse, guest: GuestReport, placed: PlacedGuests) -> str:
     if guest.nodes is not None:
-        return f"no slot is free on the {len(guest.nodes)} nodes that it may use"
-    return f"needs 1 slot of {use.machine}, none of {sum(use.slots.values())} is free on a node that is ready"
+        text = f"no slot is free on the {len(guest.nodes)} nodes that it may use"
+    else:
+        text = f"needs 1 slot of {use.machine}, none of {sum(use.slots.values())} is free on a node that is ready"
+    kept_off = sum(not placed.allows(guest.uid, node) for node in use.slots)
+    return f"{text}; rules about other guests keep it off {kept_off} nodes" if kept_off else text
 
 
 def _node_of_claim(
-    nodes: Mapping[str, int], used: Mapping[str, int], guest: GuestReport, usable: frozenset[str]
+    nodes: Mapping[str, int], used: Mapping[str, int], guest: GuestReport, usable: frozenset[str], placed: PlacedGuests
 ) -> str | None:
     for node, count in nodes.items():
-        if count > used.get(node, 0) and node in usable and (guest.nodes is None or node in guest.nodes):
+        if count > used.get(node, 0) and node in usable and may_use(guest, node, placed):
             return node
     return None
 
 
-def _free_node(use: SlotUse, guest: GuestReport, until: float | None, free: _Free) -> tuple[str, str | None, bool]:
+def may_use(guest: GuestReport, node: str, placed: PlacedGuests) -> bool:
+    """Returns whether a guest may go to a node: by what it requires of nodes, and by rules about other guests. One that is pinned to its
+    node may go there."""
+    if guest.nodes is not None and node not in guest.nodes:
+        return False
+    return guest.node == node or placed.allows(guest.uid, node)
+
+
+def _free_node(
+    use: SlotUse, guest: GuestReport, until: float | None, free: _Free, placed: PlacedGuests
+) -> tuple[str, str | None, bool]:
     """Returns the window whose slot it is, the node, and whether `slots` alone counts it."""
     order = [n for n in dict.fromkeys(use.last) if n in use.slots] + [n for n in use.slots if n not in use.last]
-    nodes = [n for n in order if n in use.usable and (guest.nodes is None or n in guest.nodes)]
+    nodes = [n for n in order if n in use.usable and may_use(guest, n, placed)]
     for node in nodes:
         if free.offers(guest.window, node):
             return guest.window, node, False

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from moorage.fleet import Fleet
 from moorage.ledger import Ledger
 from moorage.machine_groups import maximum, sizes
+from moorage.machine_groups.guest_rules import PlacedGuests
 from moorage.machine_groups.windows import Span, next_time
 from moorage.model.machine_slots import GrantedSlot, ReservedSlots, reservation_claim
 from moorage.model.machines import (
@@ -168,18 +169,37 @@ class Planner:
         held: dict[str, dict[str, GrantedSlot]] = {}
         for uid, slot in self._granted().items():
             held.setdefault(slot.machine, {})[uid] = slot
+        placed = self._placed()
         for key in sorted({*guests, *held}):
             mine, slots = guests.get(key, []), held.get(key, {})
             child = self._child_use(key)
             if child is not None:
-                found = plan_child_grants(child, mine, slots, self._offered, self._now)
+                found = plan_child_grants(child, mine, slots, self._offered, self._now, placed)
             else:
-                found = plan_grants(self._use(key), mine, slots, self._offered, self._now)
+                found = plan_grants(self._use(key), mine, slots, self._offered, self._now, placed)
             total.granted += found.granted
             total.observed += found.observed
             total.withdrawn += found.withdrawn
             total.waiting += found.waiting
         return total
+
+    def _placed(self) -> PlacedGuests:
+        """Returns the guests that have slots, by what rules of guests see of them."""
+        guests = self._cluster.guests
+        placed = PlacedGuests(self._cluster.rules, lambda uid: guests[uid].kind if uid in guests else "", self._domain)
+        if self._cluster.rules:
+            for uid, slot in self._granted().items():
+                placed.put(uid, slot.node)
+            for uid, guest in guests.items():
+                if guest.node and not guest.ended:
+                    placed.put(uid, guest.node)
+        return placed
+
+    def _domain(self, node: str, topology_key: str) -> str | None:
+        """Returns the value that a node has for a topology key."""
+        cid = self._fleet.ids.get(self._cluster.name)
+        row = None if cid is None else self._fleet.row_of(cid, node)
+        return None if row is None else self._fleet.label_sets[int(self._fleet.labelset[row])].get(topology_key)
 
     def answer(self, plan: ReservationPlan, waiting: list[WaitingReason]) -> Answer:
         answer = Answer(waiting={reason.uid: reason for reason in waiting})

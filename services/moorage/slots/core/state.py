@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from moorage.model.machines import GuestReport, HeldReport, MachineReport, MachinesSync, PoolNodeReport
+from moorage.model.machines import GuestReport, GuestRule, HeldReport, MachineReport, MachinesSync, PoolNodeReport
 
 
 @dataclass(slots=True)
@@ -20,6 +20,7 @@ class ClusterMachines:
     nodes: dict[str, PoolNodeReport] = field(default_factory=dict)
     held: dict[str, HeldReport] = field(default_factory=dict)
     guests: dict[str, GuestReport] = field(default_factory=dict)
+    rules: dict[str, GuestRule] = field(default_factory=dict)  # of guests about each other, by kind
     controller: str = ""
 
     def refusal(self, sync: MachinesSync) -> str:
@@ -33,9 +34,11 @@ class ClusterMachines:
     def take(self, sync: MachinesSync) -> None:
         """Takes over a report."""
         if sync.full:
-            self.machines, self.nodes, self.held, self.guests = {}, {}, {}, {}
+            self.machines, self.nodes, self.held, self.guests, self.rules = {}, {}, {}, {}, {}
         self.session, self.sequence, self.term, self.known = sync.session, sync.sequence, sync.term, True
         self.controller = sync.controller
+        if sync.rules is not None:
+            self.rules = {rule.kind: rule for rule in sync.rules}
         for name in sync.machines_gone:
             self.machines.pop(name, None)
         for name in sync.nodes_gone:
