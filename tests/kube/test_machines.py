@@ -14,16 +14,23 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from moorage.kube import connect
+from moorage.machine_groups import read
+from moorage.machine_groups.cluster import ClusterMachines
 from moorage.machine_groups.names import (
     GROUP_VERSION,
     MACHINE_GROUP,
     MACHINE_TYPE,
+    MESH,
     NAMESPACE,
     NODE_POOL,
+    ORIGIN,
     POD_ROLE,
     SLOT_GATE,
 )
 from moorage.machines.install import install
+from moorage.machines.mesh_documents import write_documents
+from moorage.model.machines import MachineDocument
 from moorage_testkit.control_plane import ControlPlane
 from moorage_testkit.machine_cluster import MachineCluster, MachinesProcess, Refused
 from moorage_testkit.machines import machine
@@ -276,6 +283,24 @@ async def test_own_affinity_terms_let_guests_escape(cluster: MachineCluster, rea
     assert cluster.bound(TEAM) == ["m0"]
 
 
+async def test_crash_on_exists(cluster: MachineCluster, ready: None) -> None:
+    """Requirements without values, also in preferences, are taken as they are."""
+    cluster.machine(the_machine(1, ["m0"]))
+    await usage(cluster, 1, 1, 0, 0)
+    requirements = [
+        {"key": "kubernetes.io/hostname", "operator": "Exists"},
+        {"key": "no/such", "operator": "DoesNotExist"},
+    ]
+    term = {"matchExpressions": requirements}
+    affinity = {
+        "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]},
+        "preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1, "preference": term}],
+    }
+    cluster.pod(TEAM, "exists", GUEST, affinity={"nodeAffinity": affinity}, tolerations=[{"operator": "Exists"}])
+    await usage(cluster, 1, 0, 1, 0)
+    assert cluster.bound(TEAM) == ["m0"]
+
+
 @pytest.mark.parametrize("affinity", [{"podAffinity": {}}, {"nodeAffinity": {}}, {}])
 async def test_crash_on_affinity_without_node_affinity(
     cluster: MachineCluster, ready: None, affinity: dict[str, Any]
@@ -330,6 +355,61 @@ async def test_one_lost_node_stops_the_others(cluster: MachineCluster, ready: No
     await settled(lambda: NODE_POOL in cluster.call("GET", "/api/v1/nodes/m1")["metadata"]["labels"], 20)
 
 
+async def test_nodes_are_never_cleaned(cluster: MachineCluster, ready: None) -> None:
+    """A type, a taint and an entry that are dropped leave nothing on the Node, nor does a type of another Node."""
+    types = {"a": offline(1), "b": offline(1)}
+    path = f"/apis/{GROUP_VERSION}/machines/g"
+
+    def marks(name: str) -> tuple[set[str], set[str]]:
+        node = cluster.call("GET", f"/api/v1/nodes/{name}")
+        keys = {key for key in node["metadata"]["labels"] if key.startswith("imperator.")}
+        return keys, {taint["key"] for taint in node["spec"].get("taints") or ()}
+
+    a, b = "imperator.tenzen-y.io/a", "imperator.tenzen-y.io/b"
+    cluster.machine(machine("g", types, {"m0": ["a", "b"], "m1": ["b"]}, taint=True))
+    await settled(lambda: marks("m0") == ({a, b, NODE_POOL}, {a, b, NODE_POOL}), 20)
+    await settled(lambda: marks("m1") == ({b, NODE_POOL}, {b, NODE_POOL}), 20)
+    cluster.patch(path, {"spec": machine("g", types, {"m0": ["a"], "m1": ["b"]}, taint=True)["spec"]})
+    await settled(lambda: marks("m0") == ({a, NODE_POOL}, {a, NODE_POOL}), 20, "without the type that it lost")
+    cluster.patch(path, {"spec": machine("g", types, {"m0": ["a"], "m1": ["b"]})["spec"]})
+    await settled(lambda: marks("m0") == ({a, NODE_POOL}, set()), 20, "without taints")
+    cluster.patch(path, {"spec": machine("g", types, {"m1": ["a", "b"]})["spec"]})
+    await settled(lambda: marks("m0") == (set(), set()), 20, "as before it was in the pool")
+    assert MACHINE_GROUP not in (cluster.call("GET", "/api/v1/nodes/m0")["metadata"].get("annotations") or {})
+
+
+async def test_taints_are_rewritten_with_a_new_time_added(cluster: MachineCluster, ready: None) -> None:
+    theirs = {"key": "example.com/theirs", "effect": "NoExecute", "timeAdded": "2026-01-01T00:00:00Z"}
+    cluster.patch("/api/v1/nodes/m0", {"spec": {"taints": [theirs]}})
+    try:
+        cluster.machine(the_machine(1, ["m0", "m1"]))
+        await settled(lambda: len(cluster.call("GET", "/api/v1/nodes/m0")["spec"]["taints"]) == 3, 20, "ours are there")
+        assert theirs in cluster.call("GET", "/api/v1/nodes/m0")["spec"]["taints"]
+        cluster.delete(f"/apis/{GROUP_VERSION}/machines/g")
+        await settled(
+            lambda: cluster.call("GET", "/api/v1/nodes/m0")["spec"]["taints"] == [theirs], 20, "ours are gone"
+        )
+    finally:
+        cluster.patch("/api/v1/nodes/m0", {"spec": {"taints": None}})
+
+
+async def test_ready_stays_false(cluster: MachineCluster, ready: None) -> None:
+    """A Machine that had a Node too few, and then none too few, is as a new one."""
+    cluster.machine(the_machine(3, ["m0"], cpu="3"))
+    await usage(cluster, 3, 2, 0, 0)
+    path = f"/apis/{GROUP_VERSION}/machines/g"
+    assert cluster.conditions("g") == {"Ready": "True", "CapacityShort": "True", "NodesHealthy": "True"}
+    cluster.patch("/api/v1/nodes/m0", {"spec": {"unschedulable": True}})
+    await settled(lambda: cluster.conditions("g")["NodesHealthy"] == "False", 20)
+    cluster.patch("/api/v1/nodes/m0", {"spec": {"unschedulable": None}})
+    cluster.patch(path, {"spec": the_machine(3, ["m0", "m1"], cpu="3")["spec"]})
+    await usage(cluster, 3, 3, 0, 0)
+    good = {"Ready": "True", "CapacityShort": "False", "NodesHealthy": "True"}
+    await settled(lambda: cluster.conditions("g") == good, 20, "all is well again")
+    found = cluster.get_machine("g")
+    assert {c["observedGeneration"] for c in found["status"]["conditions"]} == {found["metadata"]["generation"]}
+
+
 async def test_a_cordoned_node_is_not_ready_at_once(cluster: MachineCluster, ready: None) -> None:
     cluster.machine(the_machine(2, ["m0", "m1"]))
     await usage(cluster, 2, 2, 0, 0)
@@ -343,6 +423,23 @@ async def test_a_cordoned_node_is_not_ready_at_once(cluster: MachineCluster, rea
         cluster.patch("/api/v1/nodes/m0", {"spec": {"unschedulable": None}})
     await settled(lambda: cluster.conditions("g")["NodesHealthy"] == "True", 10)
     await usage(cluster, 2, 2, 0, 0)
+
+
+async def test_terminating_guests_are_not_counted(cluster: MachineCluster, ready: None) -> None:
+    """A guest that ends slowly keeps its slot until it is gone."""
+    cluster.machine(the_machine(1))
+    await usage(cluster, 1, 1, 0, 0)
+    made = cluster.pod(TEAM, "slow", GUEST)
+    path = f"/api/v1/namespaces/{TEAM}/pods/slow"
+    cluster.patch(path, {"metadata": {"finalizers": ["example.com/stay"]}})
+    await usage(cluster, 1, 0, 1, 0)
+    cluster.delete(path)
+    cluster.pod(TEAM, "next", GUEST)
+    await usage(cluster, 1, 0, 1, 1)
+    assert cluster.call("GET", path)["metadata"]["uid"] == made["metadata"]["uid"] and cluster.bound(TEAM) == []
+    cluster.patch(path, {"metadata": {"finalizers": None}})
+    await usage(cluster, 1, 0, 1, 0)
+    assert [p["metadata"]["name"] for p in cluster.pods(TEAM)] == ["next"]
 
 
 async def test_removed_types_are_kept(cluster: MachineCluster, ready: None) -> None:
@@ -465,3 +562,26 @@ async def test_nothing_is_written_at_rest(cluster: MachineCluster, ready: None) 
     before = await asyncio.to_thread(versions)
     await asyncio.sleep(4)
     assert await asyncio.to_thread(versions) == before
+
+
+async def test_a_machine_of_the_mesh_that_is_refused_keeps_no_other_from_being_written(
+    cluster: MachineCluster, ready: None
+) -> None:
+    cluster.machine(the_machine(1, ["m0"]))
+    api = await connect(cluster.kubeconfig)
+    try:
+        state = ClusterMachines()
+        own = cluster.get_machine("g")
+        state.put_machine(own)
+        documents = {}
+        for name, group, node in (("first", "g", "m1"), ("second", "h", "m2")):
+            wanted = machine(group, {"a": offline(1)}, {node: ["a"]})
+            wanted["metadata"]["name"] = name
+            found = read(wanted).machine
+            assert found is not None
+            documents[name] = MachineDocument(name=name, machine=found)
+        await write_documents(api, state, documents)
+    finally:
+        await api.close()
+    assert cluster.find(f"/apis/{GROUP_VERSION}/machines/first") is None, "its group is that of another Machine"
+    assert cluster.get_machine("second")["metadata"]["labels"][ORIGIN] == MESH

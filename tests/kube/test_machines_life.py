@@ -103,9 +103,12 @@ async def test_after_leaving_the_cluster_is_as_before_joining(cluster: MachineCl
         api = await connect(cluster.plane.kubeconfig)
         try:
             assert await in_use(api) == ["Machine g", f"guest {TEAM}/guest-0", f"guest {TEAM}/guest-1"]
-            process.remove()
-            # A guest that waits is started: nobody would take its gate off any more.
+            # A guest that waits is started: nobody would take its gate off any more. A process that still runs makes nothing again.
             await uninstall(api, lambda _text: None)
+            for root in ("/apis/apps/v1", "/api/v1"):
+                plural = "statefulsets" if "apps" in root else "services"
+                assert not cluster.call("GET", f"{root}/namespaces/{NAMESPACE}/{plural}")["items"]
+            process.remove()
             cluster.delete(f"/api/v1/namespaces/{NAMESPACE}")  # as the agent does, whose it is, too
         finally:
             await api.close()

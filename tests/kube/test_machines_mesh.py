@@ -25,6 +25,7 @@ from .conftest import settled
 
 CLUSTER, TEAM = "lab/machines", "team"
 GUEST = {MACHINE_TYPE: "a"}
+HOST = "kubernetes.io/hostname"
 
 
 @pytest.fixture
@@ -48,7 +49,8 @@ class Slots:
     async def open(cls, nats: NatsServer, generation: int) -> Slots:
         bus = await Bus.connect(nats.settings(), worker="slots")
         follower = await open_ledger(bus)
-        fleet = fleet_of({CLUSTER: [node(cpu="8", memory="32Gi"), node(cpu="8", memory="32Gi")]})
+        nodes = [node(cpu="8", memory="32Gi", labels={HOST: f"n-{i}"}) for i in range(2)]
+        fleet = fleet_of({CLUSTER: nodes})
         service = SlotService(bus, follower, keep_capacity(follower, fleet), generation, lambda: True)
         await service.start()
         return cls(bus, service)
@@ -121,5 +123,41 @@ async def test_slots_come_from_the_ledger_and_go_on_without_it(
         # One that waits says on itself what the mesh knows.
         cluster.pod(TEAM, "late", GUEST)
         await settled(lambda: any("needs 1 slot of g/a" in text for text in told("late")), 20, "it says why it waits")
+    finally:
+        process.remove()
+
+
+async def test_the_mesh_gives_guests_that_keep_apart_slots_on_different_nodes(
+    cluster: MachineCluster, nats: NatsServer, slots: list[Slots]
+) -> None:
+    process = MachinesProcess(cluster, "--name", CLUSTER, MOORAGE_NATS_URL=nats.url)
+    term = {"labelSelector": {"matchLabels": {"app": "apart"}}, "topologyKey": HOST}
+    apart = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+
+    async def usage(*wanted: int) -> None:
+        await settled(lambda: cluster.usage("g").get("a") == wanted, 25, f"usage is {wanted}")
+
+    try:
+        await settled(process.is_ready, 40, "it is ready")
+        cluster.machine(machine("g", {"a": {"spec": {"cpu": "2", "memory": "1Gi"}, "available": 6}}, {"n-0": ["a"], "n-1": ["a"]}))  # fmt: skip
+        await usage(6, 6, 0, 0)
+        for i in range(3):
+            cluster.pod(TEAM, f"apart-{i}", {**GUEST, "app": "apart"}, affinity=apart)
+        await usage(6, 4, 2, 1)
+        assert cluster.bound(TEAM) == ["n-0", "n-1"]
+        # Their rules keep it off, too.
+        cluster.pod(TEAM, "other", {**GUEST, "app": "apart"})
+        await usage(6, 4, 2, 2)
+
+        def told(pod: str) -> list[str]:
+            found = cluster.call("GET", f"/api/v1/namespaces/{TEAM}/events")["items"]
+            return [str(event.get("message")) for event in found if event["involvedObject"]["name"] == pod]
+
+        await settled(lambda: any("keep it off 2 nodes" in text for text in told("other")), 20, "it says why it waits")
+        # Their place is given at once to the next.
+        gone = next(p["metadata"]["name"] for p in cluster.pods(TEAM) if p["spec"].get("nodeName") == "n-0")
+        cluster.delete_pod(TEAM, gone)
+        await usage(6, 4, 2, 1)
+        assert cluster.bound(TEAM) == ["n-0", "n-1"]
     finally:
         process.remove()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
@@ -21,6 +22,8 @@ from .other_controller import DEPLOYMENT
 Object = dict[str, Any]
 Say = Callable[[str], None]
 MANAGER = "moorage-join"
+#: How often it is looked, and after how many seconds, whether a process that still runs made something again.
+ROUNDS, ROUND = 20, 0.5
 _MERGE = "application/merge-patch+json"
 _ROOT = f"/apis/{GROUP_VERSION}"
 
@@ -68,17 +71,16 @@ async def uninstall(api: Api, say: Say) -> None:
     await _delete(api, f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/{NAME}")
     for pod in await _guests(api):
         await _open(api, pod)
-    for plural, root in (("statefulsets", "/apis/apps/v1"), ("services", "/api/v1")):
-        for obj in await _items(api, f"{root}/namespaces/{NAMESPACE}/{plural}", MACHINE_TYPE):
-            await _delete(api, f"{root}/namespaces/{NAMESPACE}/{plural}/{obj['metadata']['name']}")
     # Another controller that is still there goes on with its Machines.
     has_other = await api.get(DEPLOYMENT) is not None
-    for node in await _items(api, "/api/v1/nodes"):
-        if not has_other or recorded(node_view(node)).group:
-            await _clean(api, node, say)
+    await _remove_work(api, say, all_nodes=not has_other)
     if not has_other:
         await _remove_machines(api, say)
-    await _delete(api, f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/{LEASE}")
+        # A process that still runs acted until its Machines were gone.
+        for _ in range(ROUNDS):
+            await asyncio.sleep(ROUND)
+            if not await _remove_work(api, say, all_nodes=True):
+                break
     kinds = ApiDiscovery(api)
     for obj in reversed([*rights(), *takeover_rights(), service()]):
         if obj["kind"] == "Namespace":
@@ -87,6 +89,20 @@ async def uninstall(api: Api, say: Say) -> None:
         if found is not None:
             await _delete(api, found.path(obj["metadata"].get("namespace", ""), obj["metadata"]["name"]))
             say(f"{obj['kind']} {obj['metadata']['name']} removed")
+    await _delete(api, f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/{LEASE}")
+
+
+async def _remove_work(api: Api, say: Say, *, all_nodes: bool) -> bool:
+    """Removes reservations, and what was put on Nodes. Returns whether there was any."""
+    found = False
+    for plural, root in (("statefulsets", "/apis/apps/v1"), ("services", "/api/v1")):
+        for obj in await _items(api, f"{root}/namespaces/{NAMESPACE}/{plural}", MACHINE_TYPE):
+            await _delete(api, f"{root}/namespaces/{NAMESPACE}/{plural}/{obj['metadata']['name']}")
+            found = True
+    for node in await _items(api, "/api/v1/nodes"):
+        if all_nodes or recorded(node_view(node)).group:
+            found |= await _clean(api, node, say)
+    return found
 
 
 async def _remove_machines(api: Api, say: Say) -> None:
@@ -120,22 +136,24 @@ async def _open(api: Api, pod: Object) -> None:
         await _patch(api, path, body)
 
 
-async def _clean(api: Api, node: Object, say: Say) -> None:
+async def _clean(api: Api, node: Object, say: Say) -> bool:
+    """Takes off a Node what was put on it. Returns whether there was anything."""
     name = node["metadata"]["name"]
     for _ in range(5):  # its kubelet writes it, too
         patch = node_patch(node_view(node), None)
         if patch is None:
-            return
+            return False
         try:
             await api.call(
                 "PATCH", f"/api/v1/nodes/{quote(name)}", body=msgspec.json.encode(patch), content_type=_MERGE
             )
             say(f"Node {name} cleaned")
-            return
+            return True
         except ApiError as error:
             if error.code != 409:
                 raise
         node = await api.get(f"/api/v1/nodes/{quote(name)}") or node
+    return True
 
 
 async def _items(api: Api, path: str, labels: str = "") -> list[Object]:

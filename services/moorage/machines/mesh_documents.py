@@ -49,15 +49,23 @@ async def write_documents(api: Api, state: ClusterMachines, documents: Mapping[s
         if not _is_of_mesh(state.machines[name]):
             log.warning("a Machine of this name was made here; that of the mesh is not written", name=name)
     written, gone = changes(state.machines, documents)
+    for name in (*written, *gone):
+        try:
+            await _write(api, name, written.get(name), exists=name in state.machines)
+        except ApiError as error:  # of this one; others may be written
+            log.warning("a Machine of the mesh could not be written", name=name, error=str(error))
+        except Unreachable as error:
+            log.warning("Machines of the mesh could not be written", error=str(error))
+            return
+
+
+async def _write(api: Api, name: str, machine: dict[str, Any] | None, *, exists: bool) -> None:
+    """Makes, changes or removes (None) a Machine."""
     path = collection("Machine")
-    try:
-        for name, machine in written.items():
-            if name in state.machines:
-                patch = {"metadata": {"labels": machine["metadata"]["labels"]}, "spec": machine["spec"]}
-                await api.call("PATCH", f"{path}/{quote(name)}", body=_encode(patch), content_type=_MERGE)
-            else:
-                await api.call("POST", path, body=_encode(machine))
-        for name in gone:
-            await api.call("DELETE", f"{path}/{quote(name)}")
-    except (ApiError, Unreachable) as error:
-        log.warning("a Machine of the mesh could not be written", error=str(error))
+    if machine is None:
+        await api.call("DELETE", f"{path}/{quote(name)}")
+    elif exists:
+        patch = {"metadata": {"labels": machine["metadata"]["labels"]}, "spec": machine["spec"]}
+        await api.call("PATCH", f"{path}/{quote(name)}", body=_encode(patch), content_type=_MERGE)
+    else:
+        await api.call("POST", path, body=_encode(machine))

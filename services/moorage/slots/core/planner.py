@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from moorage.fleet import Fleet
+from moorage.fleet import HOSTNAME, Fleet
 from moorage.ledger import Ledger
 from moorage.machine_groups import maximum, sizes
 from moorage.machine_groups.guest_rules import PlacedGuests
@@ -199,7 +199,11 @@ class Planner:
         """Returns the value that a node has for a topology key."""
         cid = self._fleet.ids.get(self._cluster.name)
         row = None if cid is None else self._fleet.row_of(cid, node)
-        return None if row is None else self._fleet.label_sets[int(self._fleet.labelset[row])].get(topology_key)
+        if row is None:
+            return None
+        if topology_key == HOSTNAME and self._fleet.host_label[row]:
+            return node
+        return self._fleet.label_sets[int(self._fleet.labelset[row])].get(topology_key)
 
     def answer(self, plan: ReservationPlan, waiting: list[WaitingReason]) -> Answer:
         answer = Answer(waiting={reason.uid: reason for reason in waiting})
