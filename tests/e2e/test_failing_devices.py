@@ -34,6 +34,10 @@ def reason(mesh: Mesh, name: str, code: str) -> Json:
     return next(r for r in why(mesh, name)["reasons"] if r["code"] == code)
 
 
+def events(mesh: Mesh, subject: str) -> list[Json]:
+    return [event["data"] for event in mesh.http(f"/v1/events?follow=false&subject={subject}")["items"]]
+
+
 def test_slots_leave_failed_devices_for_others_of_their_node_and_then_of_their_cluster(mesh: Mesh) -> None:
     closed = {"o/g0": "NoSchedule", "o/g1": "NoSchedule"}
     change(mesh, fleet(closed))
@@ -43,12 +47,23 @@ def test_slots_leave_failed_devices_for_others_of_their_node_and_then_of_their_c
     (first,) = places(mesh, "mover")["lab/a"]
     node = first.partition("/")[0]
     (other,) = {"n", "m"} - {node}
+    assert "decisions.moved" not in run(mesh, "describe", "application", "mover")
     # Kubernetes ends the pod of a taint; nobody but the mesh ends that of a device that is gone.
     change(mesh, fleet({**closed, first: "NoExecute"}))
     (second,) = {f"{node}/g0", f"{node}/g1"} - {first}
     runs_on(mesh, "mover", "lab/a", second)
     change(mesh, fleet({**closed, first: "NoExecute", second: "gone", f"{other}/g0": "NoSchedule"}))
     runs_on(mesh, "mover", "lab/a", f"{other}/g1")
+    moved = events(mesh, "moorage.events.decisions.moved.>")
+    assert [(m["left"], m["taken"], m["outcome"]) for e in moved for m in e["moves"]] == [
+        ({f"{DRIVER}/{first}": "it has the taint broken:NoExecute"}, [f"{DRIVER}/{second}"], {"node": 1}),
+        ({f"{DRIVER}/{second}": "it is gone"}, [f"{DRIVER}/{other}/g1"], {"cluster": 1}),
+    ]
+    shown = run(mesh, "describe", "application", "mover")
+    assert "decisions.moved" in shown and f"Deployment/mover leaves {DRIVER}/{second} (it is gone)" in shown
+    told = events(mesh, "moorage.events.fleet.devices.lab.a")
+    assert f"{DRIVER}/{first}" in {part for e in told for part in e.get("failed", ())}
+    assert f"{DRIVER}/{second}" in {part for e in told for part in e.get("removed", ())}
 
 
 def test_a_slot_that_moves_has_the_class_of_that_time(mesh: Mesh) -> None:
@@ -123,6 +138,11 @@ def test_when_most_devices_fail_at_once_nothing_moves_until_somebody_says_so(mes
     # They are back, and it goes on where it was.
     change(mesh, fleet({"o/g0": "NoSchedule"}))
     runs_on(mesh, "stays", "lab/a", "n/g0")
+    told = [e for e in events(mesh, "moorage.events.fleet.devices.lab.a") if "massFailure" in e]
+    assert told == [
+        {"kind": DRIVER, "massFailure": "began", "failed": 3, "of": 4},
+        {"kind": DRIVER, "massFailure": "ended"},
+    ]
     change(mesh, fleet({**restarts, "o/g0": "NoSchedule"}))
     reason(mesh, "stays", "MassFailure")
     assert "no mass failure" in run(mesh, "devices", "move", "lab/a", "--kind", "another")

@@ -4,5 +4,5 @@ from moorage.mesh import controller_spec, subjects
 SPEC = controller_spec(
     "controller",
     order=90,
-    subscribes=(subjects.INTENT_EVENTS, subjects.FLEET_EVENTS, subjects.DECISION_EVENTS),
+    subscribes=(subjects.INTENT_EVENTS, subjects.FLEET_EVENTS, subjects.DEVICE_EVENTS, subjects.DECISION_EVENTS),
 )

@@ -31,6 +31,7 @@ SPEC = WorkerSpec(
     subscribes=(
         subjects.INTENT_EVENTS,
         subjects.FLEET_EVENTS,
+        subjects.DEVICE_EVENTS,
         subjects.DECISION_EVENTS,
         subjects.AUDIT_EVENTS,
         subjects.PLACEMENT_EVENTS,

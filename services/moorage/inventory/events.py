@@ -24,7 +24,7 @@ log = structlog.get_logger("inventory")
 #: Changes that Redis records, with the cluster's row.
 FLAGS = ("stale", "ready")
 #: Changes that nothing records: the next one replaces a lost one.
-FIGURES = ("changed", "parts", "refused")
+FIGURES = ("changed", "parts", "devices", "refused")
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(FleetEvent).decode

@@ -14,7 +14,10 @@ SPEC = WorkerSpec(
             subjects.CLUSTERS_SET, "cluster, labels, cordoned, forget", "an operator edits a cluster", request=True
         ),
     ),
-    publishes=(Subject(subjects.FLEET_EVENTS, "Event", "clusters come, change and go"),),
+    publishes=(
+        Subject(subjects.FLEET_EVENTS, "Event", "clusters come, change and go"),
+        Subject(subjects.DEVICE_EVENTS, "Event", "devices come, go, fail and recover; too many fail at once"),
+    ),
     owns=(Bucket(stores.CLUSTERS),),
     writes=(stores.LEASES,),
     reads=(stores.EVENTS, stores.PROVIDERS, stores.CLASSES),

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 
 import structlog
 
 from moorage.fleet import Fleet
 from moorage.ledger import Ledger
-from moorage.model.claims import Settlement
-from moorage.model.slots import Slot
 
 from .core.device_failures import UNHEALTHY_AFTER, DeviceFailures, Failures, Recorded
 
@@ -104,36 +101,3 @@ class DeviceWatch:
             before.cancel()
         if (when := self._failures.next(cid, now)) is not None:
             self._timers[cluster] = asyncio.get_running_loop().call_at(when + 0.001, self._on_due, [cluster])
-
-
-def moves(ledger: Ledger, entry: Settlement, failures: Failures) -> Counter[str]:
-    """Counts the pods that a settlement gives other devices instead of those that failed: on their `node`, or on another node of
-    the `cluster`."""
-    found: Counter[str] = Counter()
-    for ident, slots in entry.slots.items():
-        active = ledger.claims.get(ident)
-        before = _on_failed(active.claim.slots, failures) if active is not None else Counter[str]()
-        if active is None or not before:
-            continue
-        left = before - _on_failed(slots, failures)
-        pods_before, pods_after = _pods(active.claim.slots), _pods(slots)
-        for node, count in left.items():
-            stayed = min(count, max(0, pods_after[node] - pods_before[node] + count))
-            found["node"] += stayed
-            found["cluster"] += count - stayed
-    return +found
-
-
-def _on_failed(slots: Sequence[Slot], failures: Failures) -> Counter[str]:
-    found: Counter[str] = Counter()
-    for slot in slots:
-        if any(grant.part in failures.failed for grant in slot.devices):
-            found[slot.node] += slot.count
-    return found
-
-
-def _pods(slots: Sequence[Slot]) -> Counter[str]:
-    found: Counter[str] = Counter()
-    for slot in slots:
-        found[slot.node] += slot.count
-    return found

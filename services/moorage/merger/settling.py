@@ -27,7 +27,9 @@ from .core.class_binding import bound
 from .core.settle import Settled, groups_to_settle, is_unsettled, settle
 from .core.settlement_draft import Draft, Progress, Surroundings
 from .decider import Decider
-from .device_watch import DeviceWatch, moves
+from .device_events import mass_failures, moves, outcomes
+from .device_events import tell as tell_of_devices
+from .device_watch import DeviceWatch
 from .lost_nodes import LostNodes
 
 log = structlog.get_logger("merger")
@@ -230,13 +232,15 @@ class Settling:
         new = [group for group in _that_leave(found.displaced) if group not in known and group in documents]
         ended = {group for group in new if self._ends(group, found.entry)}
         moved = moves(decider.ledger, found.entry, self._devices.on(cluster))
+        masses = list(mass_failures(decider.ledger.displaced_on(cluster), found.entry.displaced))
         result = await decider.committer.commit(found.entry, guard)
         reached("merger.settled")
         if isinstance(result, Dropped):
             self._suspect([cluster])
             return
-        for outcome, pods in moved.items():
+        for outcome, pods in outcomes(moved).items():
             decider.metrics.devices_moved(outcome, pods)
+        await tell_of_devices(self._bus, cluster, moved, masses)
         for group in new:
             if found.displaced[group].code == DEVICE_FAILED:
                 decider.metrics.devices_moved("waiting", len(found.displaced[group].devices))

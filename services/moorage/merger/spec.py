@@ -22,6 +22,7 @@ SPEC = WorkerSpec(
         Subject(subjects.RECORDS, "RecordBatch, History", "what decisions were made from (a stream)", streamed=True),
         Subject(subjects.DECISION_EVENTS, "Event", "results of decisions and deployments"),
         subjects.CLASS_EVENTS,
+        subjects.DEVICE_EVENTS,
         subjects.MERGER_WAITING,
         subjects.CANDIDATES,
         subjects.CANDIDATES_BATCH,

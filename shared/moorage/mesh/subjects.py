@@ -56,6 +56,7 @@ MACHINES_CHANGED = f"moorage.machines.changed.{OF_CLUSTER}"
 
 INTENT_EVENTS = "moorage.events.intents.>"
 FLEET_EVENTS = "moorage.events.fleet.>"
+DEVICE_EVENTS = "moorage.events.fleet.devices.>"
 DECISION_EVENTS = "moorage.events.decisions.>"
 AUDIT_EVENTS = "moorage.events.audit.>"
 CLASS_EVENTS = "moorage.events.classes.>"

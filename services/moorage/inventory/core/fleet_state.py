@@ -29,7 +29,7 @@ from moorage.parts.inside import decode as decode_inside
 from .cluster_ids import ClusterIds, ClusterRecord
 from .cluster_reports import ClusterReports
 from .node_overlays import MAX_BUFFERED_BYTES, MAX_UNNAMED, NODE_SOURCE, NodeOverlays, node_of
-from .part_changes import part_changes
+from .part_changes import InsideChanges, part_changes
 from .refusals import Refusals
 from .report_sessions import MAX_BYTES, ReportSession, Verdict
 
@@ -42,7 +42,7 @@ BATCH = 1000  # clusters handled without yielding: the lease must be renewed in 
 
 class FleetEvent(NamedTuple):
     """An event of a cluster: a state (joined, edited, stale, ready, gone), new figures (changed), another inside of nodes
-    (parts) or a pod that its node refused (refused). `id` is set if a store
+    (parts), other devices (devices) or a pod that its node refused (refused). `id` is set if a store
     has recorded the event already."""
 
     change: str
@@ -208,7 +208,7 @@ class FleetState:
             return []
         inside = part_changes(fleet, known.record.id, [row], ())
         self.writer.put(known.record.id, cluster, [row])
-        return [FleetEvent("parts", cluster, inside)] if inside else []
+        return _inside_events(cluster, inside)
 
     def set_sources(self, sources: DeviceSources) -> None:
         """Maps devices by other sources from now on. All clusters report in full for that."""
@@ -369,8 +369,7 @@ class FleetState:
             outcome.events.append(FleetEvent("ready", cluster.name, {"nodes": len(fleet.nodes_of(cid))}, report.id))
         elif changed:
             outcome.events.append(FleetEvent("changed", cluster.name, {"nodes": len(rows)}, report.id))
-        if inside:
-            outcome.events.append(FleetEvent("parts", cluster.name, inside, report.id))
+        outcome.events.extend(_inside_events(cluster.name, inside, report.id))
         outcome.events.extend(
             _refused_event(cluster.name, found.node, found.uid, found.reason, found.message, report.id)
             for found in refusals.fresh
@@ -446,8 +445,7 @@ class FleetState:
             words={claim: cluster.refusals.words(claim) for claim in relearned},
         ):
             outcome.events.append(FleetEvent("changed", cluster.name, {"nodes": len(rows)}, report.id))
-        if inside:
-            outcome.events.append(FleetEvent("parts", cluster.name, inside, report.id))
+        outcome.events.extend(_inside_events(cluster.name, inside, report.id))
         return outcome
 
     def _leave(self, cluster: ClusterReports, report: Report) -> ReportOutcome:
@@ -473,6 +471,11 @@ def event_data(record: ClusterRecord) -> dict[str, Any]:
 
 def _cordon(record: ClusterRecord) -> int:
     return CORDONED if record.cordoned else 0
+
+
+def _inside_events(cluster: str, inside: InsideChanges, cause: str = "") -> list[FleetEvent]:
+    told = ("parts", inside.parts), ("devices", inside.devices)
+    return [FleetEvent(change, cluster, data, cause) for change, data in told if data]
 
 
 def _refused_event(cluster: str, node: str, pod: str, code: str, message: str, cause: str) -> FleetEvent:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from moorage.fleet import Fleet, NodeRow
 from moorage.parts.inside import Layout, layout_of, part_id
@@ -12,23 +12,59 @@ from moorage.parts.inside import Layout, layout_of, part_id
 LISTED = 100
 
 
-def part_changes(fleet: Fleet, cid: int, rows: Iterable[NodeRow], gone: Iterable[str]) -> dict[str, Any]:
-    """Returns what rows that are about to be written change inside their nodes: the parts that come, go, move or have other
-    amounts or conditions, by id. Nothing if all stays."""
+class InsideChanges(NamedTuple):
+    """What changes inside nodes, by id. `parts`: those that come, go, move or have other amounts or conditions; `devices`: those that
+    come, go, fail (they are unhealthy or get a taint) and recover. Both are empty if all stays."""
+
+    parts: dict[str, Any] = {}
+    devices: dict[str, Any] = {}
+
+
+def part_changes(fleet: Fleet, cid: int, rows: Iterable[NodeRow], gone: Iterable[str]) -> InsideChanges:
+    """Returns what rows that are about to be written change inside their nodes."""
     known = cid < fleet.size and bool(fleet.known[cid])
     places = fleet.places(cid) if known and fleet.layout is not None else {}
     changes: dict[str, list[str]] = {"added": [], "removed": [], "moved": [], "changed": []}
+    devices: dict[str, list[str]] = {"added": [], "removed": [], "failed": [], "recovered": []}
     for name, source in [(row.name, row.inside) for row in rows] + [(name, b"") for name in gone]:
         at = places.get(name)
         before = b"" if at is None else fleet.inside_source(at)
         if before != source:
-            for change, paths in _between(layout_of(before), layout_of(source)).items():
+            old, new = layout_of(before), layout_of(source)
+            for change, paths in _between(old, new).items():
                 changes[change].extend(part_id(name, path) for path in paths)
+            for change, paths in _devices_between(old, new).items():
+                devices[change].extend(part_id(name, path) for path in paths)
+    return InsideChanges(_listed(changes), _listed(devices))
+
+
+def _listed(changes: Mapping[str, list[str]]) -> dict[str, Any]:
     return {
         key: value
         for change, ids in changes.items()
         if ids
         for key, value in ((change, ids[:LISTED]), (f"{change}Count", len(ids)))
+    }
+
+
+def _devices_between(before: Layout, after: Layout) -> Mapping[str, list[str]]:
+    old, new = _devices(before), _devices(after)
+    both = old.keys() & new.keys()
+    return {
+        "added": sorted(new.keys() - old.keys()),
+        "removed": sorted(old.keys() - new.keys()),
+        "failed": sorted(path for path in both if new[path] > old[path]),
+        "recovered": sorted(path for path in both if new[path] < old[path]),
+    }
+
+
+def _devices(layout: Layout) -> dict[str, int]:
+    """Returns by path how many things are wrong with each device."""
+    reports = layout.inside.devices
+    return {
+        part.path: len(reports[part.device].taints) + (not reports[part.device].healthy)
+        for part in layout.parts
+        if part.device >= 0
     }
 
 
