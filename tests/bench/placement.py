@@ -27,7 +27,7 @@ from .placement_trees import QUERIES, groups, hosts, wide
 from .workload import Decisions
 
 HOSTS = 5_000
-ROUNDS = 5
+ROUNDS = 3
 #: Requests to the worker for each of the peer's, which takes a hundred times as long.
 _EACH = 5
 #: Decisions a second while others allocate.

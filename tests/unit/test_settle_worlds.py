@@ -374,7 +374,7 @@ class World:
         fleet = merger.writer.fleet
         around = Surroundings(lost=frozenset(self.lost[cluster]), progress=progress.get)
         draft = Draft(fleet.ids[cluster], merger.ledger, fleet, around)
-        left = {name: Counter(draft.room[name]) for name in draft.rows}
+        left = {name: Counter(draft.room.free[name]) for name in draft.rows}
         for name, amounts in draft.leaving.items():
             if name in left:
                 left[name].update(amounts)

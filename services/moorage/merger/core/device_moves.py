@@ -11,10 +11,10 @@ import numpy as np
 
 from moorage.fit.budget import BudgetExceeded
 from moorage.fit.inner_nodes import InnerNodes
-from moorage.ledger import ActiveClaim
+from moorage.ledger import ActiveClaim, NodeAmounts
 from moorage.ledger.families import Place as FamilyPlace
 from moorage.ledger.ledger import DEVICE_FAILED, MASS_FAILURE
-from moorage.ledger.room import unclaimed_of, unshared_of
+from moorage.ledger.room import unshared_of
 from moorage.model.claims import Shortfall
 from moorage.model.part_requests import DeviceToleration
 from moorage.model.shapes import Shape
@@ -129,9 +129,10 @@ def move_on_nodes(draft: Draft) -> None:
     by_node: dict[tuple[str, str], list[Mover]] = {}
     for mover in draft.movers:
         by_node.setdefault((mover.active.claim.id, mover.place.node), []).append(mover)
-    given: dict[str, dict[str, int]] = {}
+    given: NodeAmounts = {}
     for (_, node), movers in sorted(by_node.items(), key=lambda item: _age(draft, item[1][0].active)):
-        found = _devices_on(draft, node, movers, given.setdefault(node, {}))
+        given.setdefault(node, {})
+        found = _devices_on(draft, node, movers, given)
         for mover, inside in zip(movers, found, strict=False):
             slot = with_parts(mover.slot, [inside])[0]
             slot = msgspec.structs.replace(slot, count=1)
@@ -147,17 +148,19 @@ def _age(draft: Draft, active: ActiveClaim) -> tuple[str, str, str]:
     return (document.instantiated if document is not None else "", active.group, active.claim.id)
 
 
-def _devices_on(draft: Draft, node: str, movers: Sequence[Mover], given: Mapping[str, int]) -> Sequence[PodPlace]:
-    """Returns what as many of the pods as possible take of parts of their node, without the devices that pods leave."""
+def _devices_on(draft: Draft, node: str, movers: Sequence[Mover], given: NodeAmounts) -> Sequence[PodPlace]:
+    """Returns what as many of the pods as possible take of parts of their node, without the devices that pods leave. `given`: what
+    was given to others on each node, which may reach the same devices."""
     active = movers[0].active
     row, shape = draft.rows.get(node), draft.shape_of(active.claim, active.group)
     if row is None or shape is None or not draft.is_usable(node):
         return ()
-    taken = dict(given)
+    taken = dict(given[node])
     for part in draft.failures(active.claim.id).left:
         for name in part_resources({part: dict.fromkeys(_classes(draft, row, part), 1)}):
             taken[name] = max(taken.get(name, 0), unshared_of(draft.fleet, row, name) or 0)
-    inner = InnerNodes(draft.fleet, np.array([row], np.intp), [shape], {row: taken})
+    elsewhere = {draft.rows[other]: amounts for other, amounts in given.items() if other != node and amounts}
+    inner = InnerNodes(draft.fleet, np.array([row], np.intp), [shape], {**elsewhere, row: taken})
     for count in range(len(movers), 0, -1):
         try:
             found = inner.assign(0, [count], [[]])
@@ -173,14 +176,6 @@ def _classes(draft: Draft, row: int, part: str) -> list[str]:
     _, layout = draft.fleet.inside(row)
     at = layout.at.get(draft.fleet.path_of(row, part, layout))
     return list(layout.parts[at].inventories) if at is not None else []
-
-
-def know_parts(draft: Draft, row: int, slot: Slot) -> None:
-    """Reads what the slot's parts have free, if no slot named them before."""
-    for name in part_resources(slot.parts):
-        free = unclaimed_of(draft.fleet, row, name)
-        if free is not None:
-            draft.room[slot.node].setdefault(name, free)
 
 
 def vacated(draft: Draft, slots: Mapping[str, Sequence[Slot]]) -> dict[str, list[str]]:

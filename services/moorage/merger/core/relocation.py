@@ -7,17 +7,19 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 import msgspec
+import numpy as np
 
 from moorage.fit import Assigned, assign
 from moorage.fit.protocols import Amounts
 from moorage.fleet import Fleet
-from moorage.ledger import NodeAmounts
-from moorage.ledger.room import of_node, unshared_of
+from moorage.ledger.room import of_node
 from moorage.model.claims import Shortfall, Slot
+from moorage.model.part_names import is_class
 from moorage.model.shapes import Shape
-from moorage.model.slots import part_and_class, place_in
+from moorage.model.slots import part_and_class, part_resources, place_in
 
-from .settlement_draft import Draft, Place, add_on
+from .node_room import NodeRoom
+from .settlement_draft import Draft, Place
 
 Move = tuple[Place, Slot]  # to the slot's node
 
@@ -65,6 +67,7 @@ class Relocation:
         found = self._assign(groups, lenient=lenient, gone=gone)
         for place, slot in found or ():
             place.node, place.host, place.inside = slot.node, slot.host, place_in(slot)
+            place.resources = of_node(place.resources) | part_resources(slot.parts)
         return found is not None
 
     def shortfall(self, group: str) -> Shortfall:
@@ -78,41 +81,62 @@ class Relocation:
         return msgspec.structs.replace(lack, refused=f"{refused.node}: {self._draft.refusal_words(refused.claim)}")
 
     def shortfall_of(self, group: str, resources: Mapping[str, int]) -> Shortfall:
-        free = self._free(lenient=False, gone=frozenset())
+        room = self._free(lenient=False, gone=frozenset())
         for other, places in self._movable.items():
             for place in places if other != group else ():
-                if place.node in free:
-                    add_on(free, place.node, place.resources, -1)
-        nodes = [node for node in free if self._draft.is_usable(node)]
+                room.take(place.node, place.resources)
+        free, nodes = room.free, [node for node in room.free if self._draft.is_usable(node)]
         needs = {name: amount for name, amount in sorted(of_node(resources).items()) if amount}
         best = {name: max((max(0, free[node].get(name, 0)) for node in nodes), default=0) for name in needs}
+        for name, amount in self._of_parts(resources).items():
+            needs[name], best[name] = amount, self._most_free(name, nodes, room)
         worst = max(needs, key=lambda name: (needs[name] - best[name]) / needs[name])
         return Shortfall(resource=worst, needed=needs[worst], free=best[worst])
 
-    def _free(self, *, lenient: bool, gone: AbstractSet[str]) -> NodeAmounts:
+    @staticmethod
+    def _of_parts(resources: Mapping[str, int]) -> dict[str, int]:
+        """Returns the amounts of parts among these, by class. Kubernetes resources are counted by the node."""
+        found: dict[str, int] = {}
+        for name, amount in resources.items():
+            of_part = part_and_class(name)
+            if of_part is not None and amount and is_class(of_part[1]):
+                found[of_part[1]] = found.get(of_part[1], 0) + amount
+        return found
+
+    def _most_free(self, name: str, nodes: Sequence[str], room: NodeRoom) -> int:
+        """Returns the most that the parts of one of these nodes have free of a class."""
+        draft, parts = self._draft, self._draft.fleet.parts
+        columns = parts.classes[name]
+        run = columns.run(draft.cid)
+        rows, free = columns.row[run], columns.capacity[run] - columns.used[run] - columns.claimed[run]
+        for row, amounts in room.beyond_fleet().items():
+            for taken, amount in amounts.items():
+                ident, kind = part_and_class(taken) or ("", "")
+                if kind == name:
+                    own = draft.fleet.part_row(row, ident)
+                    free[np.isin(rows, parts.shared_in(draft.cid).get(ident, own or 0))] -= amount
+        free = np.where(parts.healthy[rows], np.maximum(free, 0), 0)
+        return max((int(free[parts.node[rows] == draft.rows[node]].sum()) for node in nodes), default=0)
+
+    def _free(self, *, lenient: bool, gone: AbstractSet[str]) -> NodeRoom:
         """Returns what is free without the movable places."""
         draft = self._draft
-        free = {node: dict(amounts) for node, amounts in draft.room.items()}
+        free = draft.room.copy()
         moving = {id(place) for places in self._movable.values() for place in places}
         stays = self._restored(gone)
-
-        def take(node: str, amounts: Mapping[str, int], times: int = 1) -> None:
-            if node in free:
-                add_on(free, node, {n: a for n, a in amounts.items() if n in free[node]}, times)
-
         for place in draft.open():
             waits = lenient and place.withdrawn and draft.leaves(place.group)
             if (id(place) not in moving or not stays.isdisjoint(place.members)) and not waits:
-                take(place.node, place.resources, -1)
+                free.take(place.node, place.resources)
         for node, amounts in draft.around.held.items():
-            take(node, amounts, -1)
+            free.take(node, amounts)
         if lenient:
             for node, amounts in draft.leaving.items():
-                take(node, amounts)
+                free.take(node, amounts, -1)
             for ident, active in draft.active.items():
                 if active.group in gone and not active.withdrawn and ident not in stays:
                     for node, amounts in draft.running.get(ident, {}).items():
-                        take(node, amounts)
+                        free.take(node, amounts, -1)
         return free
 
     def _restored(self, gone: AbstractSet[str]) -> set[str]:
@@ -127,20 +151,20 @@ class Relocation:
         free = self._free(lenient=lenient, gone=gone)
         draft = self._draft
         for few in (True, False):
-            left = {node: dict(amounts) for node, amounts in free.items()}
+            left = free.copy()
             moving: list[Place] = []
             # Where nothing is wrong places stay before others are assigned; on the other nodes the oldest and largest do.
             order = [place for group in groups for place in self._movable[group]]
             order.sort(key=lambda place: place.node in self._bad)
             for place in order:
-                there = None if draft.must_leave(place) else left.get(place.node)
+                may_stay = place.node in left.free and not draft.must_leave(place)
                 known = draft.shape(place) is not None
                 pinned = not known or not draft.is_usable(place.node)
-                fits = there is not None and all(a <= there.get(n, 0) for n, a in place.resources.items() if a)
-                if there is not None and ((few and fits) or pinned):
+                fits = may_stay and left.has(place.node, place.resources)
+                if may_stay and ((few and fits) or pinned):
                     if not fits and draft.is_usable(place.node):
                         return None
-                    add_on(left, place.node, place.resources, -1)
+                    left.take(place.node, place.resources)
                 elif not known:
                     return None
                 else:
@@ -150,7 +174,7 @@ class Relocation:
                 return found
         return None
 
-    def _assigned(self, moving: Sequence[Place], left: NodeAmounts) -> list[Move] | None:
+    def _assigned(self, moving: Sequence[Place], left: NodeRoom) -> list[Move] | None:
         """Assigns the places with all rules of `fit`; None if they do not fit together."""
         if not moving:
             return []
@@ -175,7 +199,7 @@ class Relocation:
                 continue
             column = columns[name] = column.copy()
             for node, row in draft.rows.items():
-                column[row] = left[node].get(name, 0)
+                column[row] = left.free[node].get(name, 0)
         kept: list[list[Slot]] | None = None
         if any(shape.rules for shape in shapes):
             idents = list(dict.fromkeys(places[0].claim.id for places in runs.values()))
@@ -184,8 +208,7 @@ class Relocation:
             kept = self._staying([places[0].claim.id for places in runs.values()], moving)
             kept += self._staying([ident for ident, _ in others], moving)
         rows = _AdjustedRows(fleet, columns)
-        taken = self._taken_of_parts(left)
-        found = assign(rows, draft.where, shapes, kept=kept, taken=taken)  # type: ignore[arg-type]
+        found = assign(rows, draft.where, shapes, kept=kept, taken=left.beyond_fleet())  # type: ignore[arg-type]
         if not isinstance(found, Assigned):
             return None
         moves: list[Move] = []
@@ -201,15 +224,6 @@ class Relocation:
                         moves.append((place, same))
             moves += zip(places, targets, strict=True)
         return moves
-
-    def _taken_of_parts(self, left: NodeAmounts) -> dict[int, dict[str, int]]:
-        """Returns by how much less of parts is free than the fleet says, by row."""
-        fleet, taken = self._draft.fleet, dict[int, dict[str, int]]()
-        for node, row in self._draft.rows.items() if fleet.layout is not None else ():
-            for name, amount in left[node].items():
-                if part_and_class(name) is not None and (free := unshared_of(fleet, row, name)) is not None:
-                    taken.setdefault(row, {})[name] = free - amount
-        return taken
 
     def _others(self, groups: AbstractSet[str], moving: Sequence[str]) -> list[tuple[str, Shape]]:
         """Returns the other claims of the groups, none of whose pods is to be assigned: the rules of pods about each other

@@ -131,7 +131,7 @@ def _make_room(draft: Draft, relocation: Relocation) -> tuple[list[str], dict[st
         return [], {}
     kept: list[str] = []
     gone: set[str] = set()
-    displaced: dict[str, Shortfall] = {}
+    displaced: set[str] = set()
     for group in relocation.groups:
         if group in gone:
             continue
@@ -155,12 +155,10 @@ def _make_room(draft: Draft, relocation: Relocation) -> tuple[list[str], dict[st
             continue
         if _may_end(group, draft):
             gone.add(group)
-        displaced[group] = relocation.shortfall(group)
-    for group in gone:
-        displaced.setdefault(group, relocation.shortfall(group))
+        displaced.add(group)
     if not relocation.move(kept, lenient=False):
         relocation.move(kept, lenient=True, gone=gone)
-    return sorted(gone), displaced
+    return sorted(gone), {group: relocation.shortfall(group) for group in sorted(displaced | gone)}
 
 
 def _may_end(group: str, draft: Draft) -> bool:

@@ -16,20 +16,19 @@ from moorage.fit.node_filter import eligible, other_host
 from moorage.fit.protocols import Ids
 from moorage.fleet import Fleet
 from moorage.ledger import ActiveClaim, CountedClaim, Family, Ledger, NodeAmounts
-from moorage.ledger.families import FamilyNodes, add, places_by_node
+from moorage.ledger.families import FamilyNodes, add, beyond, places_by_node
 from moorage.ledger.families import Place as FamilyPlace
 from moorage.ledger.part_moves import follow_parts, parts_moved, same_slots
-from moorage.ledger.room import unclaimed_of
 from moorage.model.claims import Claim, Slot, claim_id
 from moorage.model.groups import Revision
 from moorage.model.shapes import Shape, on_nodes
 from moorage.model.slots import PodPlace, moved, part_and_class, part_resources, place_in, resized, taken_by, with_parts
 
 from .device_failures import Failures
-from .device_moves import ClaimFailures, Mover, doomed_pods, failures_of, know_parts, names, pods_with
+from .device_moves import ClaimFailures, Mover, doomed_pods, failures_of, names, pods_with
+from .node_room import NodeRoom, PartLinks
 
 Documents = Mapping[str, Revision]  # by group
-_BOUNDLESS = 1 << 62
 
 
 class Progress(NamedTuple):
@@ -221,8 +220,9 @@ class Draft:
 
     def replace_device(self, mover: Mover, slot: Slot) -> None:
         """Gives a place that leaves its devices others of its node."""
-        know_parts(self, self.rows[slot.node], slot)
-        if mover.has_pod:
+        self.room.know(slot.node, part_resources(slot.parts))
+        if mover.has_pod:  # which has what the slot named before
+            self.room.take(slot.node, beyond(part_resources(slot.parts), part_resources(mover.slot.parts)))
             self.covered[mover.active.claim.id].append(slot)
             return
         place = self.leave_device(mover)
@@ -292,28 +292,27 @@ class Draft:
         progress = self.around.progress(group)
         return progress is not None and progress.reached
 
-    def _read_room(self) -> NodeAmounts:
-        """Returns allocatable - requested of each node, for the resources of the claims here."""
+    def _read_room(self) -> NodeRoom:
+        """Returns allocatable - requested of each node, for the resources of the claims here, and what their parts have."""
         fleet, where = self.fleet, self.where
         slots = [slot for active in self.active.values() for slot in active.claim.slots]
-        names = sorted({name for slot in slots for name in slot.resources})
-        room: NodeAmounts = {node: {} for node in self.rows}
-        for name in names:
+        free: NodeAmounts = {node: {} for node in self.rows}
+        for name in sorted({name for slot in slots for name in slot.resources}):
             allocatable = fleet.allocatable(name)
             if allocatable is None:
                 continue
             used = fleet.requested(name, where)
             left = dict(zip(where.tolist(), (allocatable[where] - used).tolist(), strict=True))
             for node, row in self.rows.items():
-                room[node][name] = left[row] - self.growing.get(node, {}).get(name, 0)
-        for slot in slots if fleet.layout is not None else ():
-            row_of_slot = self.rows.get(slot.node) if slot.parts else None
-            for name in part_resources(slot.parts) if row_of_slot is not None else ():
-                free = unclaimed_of(fleet, row_of_slot, name) if row_of_slot is not None else None
-                # A claim on a part that is gone stays.
-                room[slot.node][name] = (
-                    _BOUNDLESS if free is None else free - self.growing.get(slot.node, {}).get(name, 0)
-                )
+                free[node][name] = left[row]
+        room = NodeRoom(fleet, PartLinks(fleet, self.cid, self.rows), free)
+        if fleet.layout is not None:
+            for slot in slots:
+                room.know(slot.node, part_resources(slot.parts))
+            for place in self.places:
+                room.know(place.node, place.resources)
+        for node, amounts in self.growing.items():
+            room.take(node, amounts)
         return room
 
     # -- pods ---------------------------------------------------------------------------------------------------------
@@ -345,15 +344,17 @@ class Draft:
         return [place for place in self.open() if not place.withdrawn and not is_per_node(place.claim)]
 
     def overfull(self) -> set[str]:
-        """Returns the nodes that pods and open places exceed together."""
-        taken: NodeAmounts = {}
-        for place in self.open():
-            add_on(taken, place.node, place.resources)
+        """Returns the nodes with open places that pods and open places together leave no room for."""
+        room = self._room_beside(self.open())
         return {
-            node
-            for node, amounts in taken.items()
-            if node in self.room and any(amount > self.room[node].get(n, 0) for n, amount in amounts.items() if amount)
+            place.node for place in self.open() if place.node in self.rows and room.lacks(place.node, place.resources)
         }
+
+    def _room_beside(self, places: Iterable[Place]) -> NodeRoom:
+        room = self.room.copy()
+        for place in places:
+            room.take(place.node, place.resources)
+        return room
 
     def bad_nodes(self) -> set[str]:
         """Returns the nodes on which open places of standing decisions have lost their room, and those that are lost."""
@@ -445,12 +446,21 @@ class Draft:
                     place.dropped = True
             model, have = claim.slots[0], {slot.node for slot in claim.slots}
             strays = self.strays.get(active.family, {})
+            if wanted <= have:
+                continue
+            room = self._room_beside(self.open())
+            for node, amounts in self.around.held.items():
+                room.take(node, amounts)
             for node in sorted(wanted - have):
                 plain = resized(moved(model, node, self.host(node)), 1, surge=False)
                 slot = self._with_parts(plain, shape) if model.parts else plain
+                if slot is not None and slot.parts:
+                    for known in (self.room, room):
+                        known.know(node, part_resources(slot.parts))
                 if strays.get(node):
                     self.covered[ident].append(slot or plain)
-                elif slot is not None and self._has_room(node, taken_by(slot)):
+                elif slot is not None and room.has(node, taken_by(slot)):
+                    room.take(node, taken_by(slot))
                     none = {ident: msgspec.structs.replace(slot, node="", host="")}
                     place = Place(active.group, claim, active.family, False, none, taken_by(slot), node, slot.host)
                     place.inside = place_in(slot) if slot.parts else None
@@ -468,51 +478,26 @@ class Draft:
             return None
         if found is None:
             return None
-        slot = with_parts(slot, found[0])[0]
-        for name in part_resources(slot.parts):
-            free = unclaimed_of(self.fleet, row, name)
-            if free is not None:
-                self.room[slot.node].setdefault(name, free)
-        return slot
+        return with_parts(slot, found[0])[0]
 
     def short_daemon_sets(self) -> dict[str, Mapping[str, int]]:
         """Returns the groups of DaemonSets with a slot that lacks room even once everything that is on its way out is gone,
         with the amounts of such a slot."""
-        left = {node: dict(amounts) for node, amounts in self.room.items()}
+        left = self._room_beside(p for p in self.open() if not (p.withdrawn and self.leaves(p.group)))
         for node, amounts in self.leaving.items():
-            if node in left:
-                add_on(left, node, amounts)
-        for place in self.open():
-            if place.node in left and not (place.withdrawn and self.leaves(place.group)):
-                add_on(left, place.node, place.resources, -1)
+            left.take(node, amounts, -1)
         return {
             place.group: place.resources
             for place in self.open()
             if is_per_node(place.claim)
             and not place.withdrawn
             and self.is_usable(place.node)
-            and any(left[place.node].get(name, 0) < 0 for name, amount in place.resources.items() if amount)
+            and left.lacks(place.node, place.resources)
         }
 
     def _is_left(self, node: str) -> bool:
         """A node that is only not ready for a while keeps its slot."""
         return self.is_lost(node) or self.is_usable(node)
-
-    def _has_room(self, node: str, resources: Mapping[str, int]) -> bool:
-        taken: NodeAmounts = {node: dict(self.around.held.get(node, {}))}
-        for place in self.open():
-            if place.node == node:
-                add_on(taken, node, place.resources)
-            else:
-                # What other nodes reach, too, they may have taken.
-                add_on(taken, node, {name: place.resources[name] for name in resources if self._is_common(name, place)})
-        room = self.room[node]
-        return all(taken[node].get(n, 0) + amount <= room.get(n, 0) for n, amount in resources.items() if amount)
-
-    def _is_common(self, name: str, place: Place) -> bool:
-        """Returns whether the place has of a part that several nodes reach."""
-        of_part = part_and_class(name) if name in place.resources else None
-        return of_part is not None and of_part[0] in self.fleet.parts.shared_in(self.cid)
 
     # -- the result ---------------------------------------------------------------------------------------------------
 
