@@ -25,7 +25,7 @@ from .harness import Figure
 from .kube import kube
 from .machine_cluster import machine_cluster
 from .machines import machine_decisions
-from .node_agent import node_admissions, node_idle, node_plugins, node_pools, node_proxy
+from .node_agent import node_admissions, node_controller, node_idle, node_plugins, node_pools, node_proxy
 from .node_core import node_core, roles_come_and_go
 from .packing import packing
 from .placement import candidates, reported, traps, writes
@@ -73,6 +73,7 @@ ALL: dict[str, Callable[[], Awaitable[list[Figure]]]] = {
     "node-pools": node_pools,
     "node-plugins": node_plugins,
     "node-idle": node_idle,
+    "node-controller": node_controller,
     "kube": kube,
     "failing-devices": failing_devices,
     "machine-cluster": machine_cluster,

@@ -11,16 +11,19 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
 import psutil
+from pytest import MonkeyPatch
 from tests.node.agent_process import AgentProcess
 from tests.node.containerd import Containerd
 from tests.node.cri_client import CriClient
 from tests.node.fake_plugin import FakePlugin
+from tests.node.loaded_pools import LoadedPools
 from tests.node.machines import pod, write_pod, write_policy, write_sysfs
 from tests.node.recording_runtime import RecordingRuntime
 
@@ -31,6 +34,7 @@ from moorage.node.settings import Settings
 from moorage.node.state_file import StateFile
 from moorage_testkit import node_assets
 from moorage_testkit.mesh import Mesh
+from moorage_testkit.polling import until
 
 from .harness import Figure
 
@@ -327,3 +331,28 @@ async def node_plugins() -> list[Figure]:
         await agent.stop()
         await runtime.stop()
     return [Figure.of("node plugin registered", samples, "p99 <= 200 ms", p99=200)]
+
+
+async def node_controller() -> list[Figure]:
+    """From more load to the CPUs of containers, and how often a constant load moves a core within a minute."""
+    samples, moves = [], 0
+    with MonkeyPatch.context() as patch:
+        for i in range(5):
+            async with _directory() as directory:
+                loaded = LoadedPools(directory, patch, ("cpu", "memory"))
+                async with loaded.running():
+                    await asyncio.sleep(2 + 0.2 * i)
+                    samples.append(await _timed(partial(_more_load, loaded)))
+                    if i == 4:
+                        calls = len(loaded.runtime.updates())
+                        await asyncio.sleep(60)
+                        moves = len(loaded.runtime.updates()) - calls
+    return [
+        Figure.of("node controller, more load", samples, "<= 2000 ms", p99=2000),
+        Figure.of("node controller, 60 s of constant load", [moves], "0 updates", p50=0, unit="updates"),
+    ]
+
+
+async def _more_load(loaded: LoadedPools) -> None:
+    loaded.files.load["web"] = 17.7
+    await until(lambda: loaded.cpus("web").bit_count() == 30)

@@ -14,7 +14,7 @@ import grpc.aio
 import structlog
 
 from moorage.qos.admission import PodRecord
-from moorage.qos.builtin import builtin_plugin
+from moorage.qos.builtin import BUILT_IN, BuiltInPlugin, builtin_plugin
 from moorage.qos.cpu_plugin import CpuPlugin
 from moorage.qos.cpusets import format_cpuset, parse_cpuset
 from moorage.qos.messages import AllocationRefused, PodAllocations, Refusal
@@ -27,7 +27,7 @@ from .alone import PodRunner
 from .cgroups import has_version_2
 from .containers import ContainerIndex, ContainerRecord
 from .core import checkpoint
-from .core.adjustment import Adjusted, Wanted
+from .core.adjustment import Wanted
 from .core.checkpoint import Checkpoint
 from .core.properties import CPUSET_CPUS, is_exclusive, oci_properties, take_over
 from .cri_interceptors import CriInterceptors
@@ -40,6 +40,7 @@ from .nri_plugin import NriPlugin
 from .operations import AgentOperations
 from .plugin_devices import PluginDevices
 from .plugin_endpoint import PluginFailed
+from .plugin_mirrors import PluginMirrors
 from .plugin_registry import PluginRegistry
 from .plugin_server import PluginServer
 from .pod_admission import PodAdmission
@@ -90,6 +91,7 @@ class NodeAgent:
             self._plugin_changed,
         )
         self.servers: dict[str, PluginServer] = {}
+        self.mirrors = PluginMirrors(self.registry, self.make_plugin)
         self.problems: list[str] = []
         self.state = StateFile(settings.root / STATE)
         self._written = b""
@@ -213,7 +215,7 @@ class NodeAgent:
             raise RootTaken(f"another agent uses {self.settings.root}; choose another --root or end it") from None
 
     async def _start_plugin(self, name: str) -> None:
-        plugin = builtin_plugin(name, self.policy.policy, self.machine, self.cards())
+        plugin = self.make_plugin(name)
         server = PluginServer(plugin, StateFile(self.settings.root / f"{name}_plugin_state"), _STATE_DELAY)
         if problem := server.load():
             self.add_problem(problem)
@@ -224,11 +226,18 @@ class NodeAgent:
         self.servers[name] = server
         await server.start(self.settings.registry / f"{name}.sock")
 
-    def cards(self) -> list[NicSpec]:
-        return [
+    def make_plugin(self, name: str) -> BuiltInPlugin:
+        """Returns a built-in plugin of this machine that has given nothing."""
+        cards = [
             NicSpec(name=card.name, numa=max(card.numa, 0), mbps=card.mbps)
             for card in read_network_cards(self.settings.sysfs)
         ]
+        return builtin_plugin(name, self.policy.policy, self.machine, cards)
+
+    def plugin(self, name: str) -> BuiltInPlugin | None:
+        """Returns a built-in plugin with what it has given: of this process, or a copy of one in a process of its own."""
+        server = self.servers.get(name)
+        return server.plugin if server is not None else self.mirrors.plugins.get(name)
 
     def add_problem(self, text: str) -> None:
         log.error("the state is incomplete", error=text)
@@ -298,6 +307,7 @@ class NodeAgent:
     async def settle(self) -> None:
         """Moves containers whose pools have changed, because of an admission, a removal or a command."""
         async with self._settling:
+            await self._copy_plugins()
             cpu = self.cpu
             state = self._pool_state(cpu)
             if cpu is not None and state == self._pools:
@@ -353,9 +363,14 @@ class NodeAgent:
 
     @property
     def cpu(self) -> CpuPlugin | None:
-        """The built-in CPU plugin, if it runs in this process."""
-        server = self.servers.get("cpu")
-        return server.plugin if server is not None and isinstance(server.plugin, CpuPlugin) else None
+        """The built-in CPU plugin, or a copy of it."""
+        plugin = self.plugin("cpu")
+        return plugin if isinstance(plugin, CpuPlugin) else None
+
+    async def _copy_plugins(self) -> None:
+        """Learns what built-in plugins in processes of their own have given."""
+        apart = [name for name in BUILT_IN if name not in self.servers]
+        await asyncio.gather(*map(self.mirrors.refresh, apart))
 
     def _measure(self) -> None:
         if (cpu := self.cpu) is None:
@@ -375,6 +390,7 @@ class NodeAgent:
             except PluginFailed as failed:
                 log.warning("a plugin does not say what it gave", plugin=name, error=str(failed))
                 continue
+            self.admission.note_unrecorded(name, answer)
             changed, problems = take_over(self.admission.records, name, answer)
             for problem in problems:
                 log.warning("a plugin's answer is not used", error=problem)
@@ -390,25 +406,36 @@ class NodeAgent:
 
     async def set_pools(self, wanted: Mapping[str, int]) -> None:
         """Gives pools other CPUs, and returns when every container was read back. Raises AllocationRefused, with all as it was."""
-        server, cpu = self.servers.get("cpu"), self.cpu
-        if server is None or cpu is None:
-            raise AllocationRefused(Refusal(code="PluginMissing", message="the CPU plugin does not run in this agent"))
+        if (cpu := self.cpu) is None:
+            raise AllocationRefused(Refusal(code="PluginMissing", message="the built-in CPU plugin does not run"))
         before = {name: pool.cpus for name, pool in cpu.whole_pools().items() if name in wanted}
-        cpu.set_pools(wanted)
-        await self.refresh(["cpu"])
+        await self._give_pools(wanted)
         found = await self.adjuster.adjust(all_or_nothing=True)
         if found.failed:
-            cpu.set_pools(before)
-            await self.refresh(["cpu"])
+            await self._give_pools(before)
             await self.adjuster.adjust()
             why = "; ".join(f"{uid}/{name}: {words}" for (uid, name), words in found.failed.items())
             raise AllocationRefused(Refusal(code="UnexpectedAdmissionError", message=f"pools stay as they were: {why}"))
-        server.save()
-        self._pools = self._pool_state(cpu)
+        if (server := self.servers.get("cpu")) is not None:
+            server.save()
+        self._pools = self._pool_state(self.cpu)
         self._measure()
 
-    async def adjust(self, *, all_or_nothing: bool = False) -> Adjusted:
-        return await self.adjuster.adjust(all_or_nothing=all_or_nothing)
+    async def _give_pools(self, wanted: Mapping[str, int]) -> None:
+        """Has the CPU plugin change its pools, and asks what containers should have then."""
+        server, endpoint = self.servers.get("cpu"), self.registry.get("cpu")
+        if server is not None and isinstance(server.plugin, CpuPlugin):
+            server.plugin.set_pools(wanted)
+        elif endpoint is None:
+            raise AllocationRefused(Refusal(code="PluginMissing", message="the CPU plugin is away"))
+        else:
+            try:
+                await endpoint.set_pools({name: format_cpuset(cpus) for name, cpus in wanted.items()})
+            except PluginFailed as failed:
+                refusal = failed.refusal or Refusal(code="UnexpectedAdmissionError", message=str(failed))
+                raise AllocationRefused(refusal) from failed
+            await self.mirrors.refresh("cpu")
+        await self.refresh(["cpu"])
 
     async def _reconcile(self) -> None:
         """Each period asks plugins that cannot signal, reads everything back and puts it right."""
@@ -422,6 +449,7 @@ class NodeAgent:
                 if e.options.need_reconcile and e.resource not in self.servers
             ]
             await self.refresh(names)
+            await self._copy_plugins()
             await self.admission.remove_pending()
             if self.source.listed.is_set():
                 self.admission.collect()
@@ -445,12 +473,15 @@ class NodeAgent:
     def _plugin_changed(self, name: str) -> None:
         self._resources.add(name)
         self.devices.wake()
+        if name not in self.servers:
+            self.spawn(self.mirrors.refresh(name))
 
     def _policy_changed(self) -> None:
         self._pools = None
         for server in self.servers.values():
-            server.plugin.set_policy(self.policy.policy)  # type: ignore[attr-defined]
+            server.plugin.set_policy(self.policy.policy)
             server.save()
+        self.mirrors.set_policy(self.policy.policy)
         self.spawn(self.settle())
 
 

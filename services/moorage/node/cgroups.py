@@ -94,12 +94,12 @@ class Cgroup:
         elif self._v2 is not None:
             (self._v2 / name).write_text(value)
 
-    def usage(self, processes: int) -> Usage | None:
+    def usage(self, threads: int) -> Usage | None:
         """Returns how much CPU was used and waited for; None if the cgroup is gone. Version 1 does not know of waiting: there
-        at most `processes` of its processes are asked."""
+        at most `threads` of its threads are asked."""
         if self._v1:
             text = _text(self._v1["cpuacct"] / "cpuacct.usage") if "cpuacct" in self._v1 else None
-            return Usage(int(text) / 1e9, self._delays(processes)) if text is not None and text.isdecimal() else None
+            return Usage(int(text) / 1e9, self._delays(threads)) if text is not None and text.isdecimal() else None
         if self._v2 is None or (stat := _text(self._v2 / "cpu.stat")) is None:
             return None
         fields = dict(line.split(" ", 1) for line in stat.splitlines() if " " in line)
@@ -107,9 +107,10 @@ class Cgroup:
         waited = int(pressure.split("total=", 1)[1].split()[0]) / 1e6 if pressure and "total=" in pressure else None
         return Usage(int(fields.get("usage_usec", "0")) / 1e6, waited)
 
-    def _delays(self, processes: int) -> float | None:
+    def _delays(self, threads: int) -> float | None:
         place = self._v1.get("cpuacct") or self._v1.get("cpu")
-        pids = (_text(place / "cgroup.procs") or "").split()[:processes] if place else []
+        # Those of threads, because a process tells of its first thread only.
+        pids = (_text(place / "tasks") or "").split()[:threads] if place else []
         total = 0
         for pid in pids:
             words = (_text(Path(f"/proc/{pid}/schedstat")) or "").split()

@@ -28,7 +28,7 @@ Answer = Mapping[str, Any]
 class OperationRefused(Exception):
     """An operation that cannot be done; the text says why and what to do."""
 
-    def __init__(self, message: str, status: int = 409) -> None:
+    def __init__(self, message: str, status: int = 400) -> None:
         super().__init__(message)
         self.status = status
 
@@ -145,7 +145,7 @@ class HttpApi:
         try:
             wanted = msgspec.json.decode(request.body, type=dict[str, str])
         except msgspec.DecodeError as error:
-            raise OperationRefused(f"the body is no map of pools to CPUs: {error}", 400) from error
+            raise OperationRefused(f"the body is no map of pools to CPUs: {error}") from error
         return _json({"items": await self._operations.set_pools(wanted)})
 
 

@@ -78,7 +78,7 @@ class MeshLink:
         """Returns the zones where each plugin that runs can give its resource. Those of others may have it in any."""
         every = (1 << self._agent.machine.zones) - 1
         found = {endpoint.resource: every for endpoint in self._agent.registry.endpoints()}
-        server = self._agent.servers.get(NIC)
-        if server is not None and isinstance(server.plugin, NicPlugin):
-            found[NIC] = sum({1 << nic.numa for nic in server.plugin.nics.values()})
+        plugin = self._agent.plugin(NIC)
+        if isinstance(plugin, NicPlugin):
+            found[NIC] = sum({1 << nic.numa for nic in plugin.nics.values()})
         return found

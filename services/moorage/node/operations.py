@@ -12,7 +12,7 @@ import msgspec
 from moorage.model.problems import Refused as DocumentRefused
 from moorage.parsing.yaml_json import parse_documents
 from moorage.qos.admission import Admitted, PodRecord, admit, run_in_process
-from moorage.qos.builtin import builtin_plugin
+from moorage.qos.builtin import BUILT_IN
 from moorage.qos.cpusets import format_cpuset, parse_cpuset
 from moorage.qos.memory_plugin import MemoryPlugin
 from moorage.qos.messages import AllocationRefused, Refusal, ResourcePlugin, TopologyHint
@@ -104,9 +104,8 @@ class AgentOperations:
     async def zones(self) -> list[Answer]:
         agent, machine = self._agent, self._agent.machine
         cpu = agent.cpu
-        memory = agent.servers.get("memory")
+        plugin = agent.plugin("memory")
         free_cpus = cpu.free_by_zone() if cpu is not None else {}
-        plugin = memory.plugin if memory is not None else None
         free_memory = plugin.free_by_zone() if isinstance(plugin, MemoryPlugin) else {}
         policy = agent.policy.policy
         return [
@@ -209,9 +208,10 @@ class AgentOperations:
         """Admits pods with copies of the built-in plugins."""
         agent = self._agent
         plugins: dict[str, ResourcePlugin] = {}
-        for name, server in agent.servers.items():
-            plugins[name] = builtin_plugin(name, agent.policy.policy, agent.machine, agent.cards())
-            plugins[name].restore(server.plugin.encode())
+        for name in BUILT_IN:
+            if (there := agent.plugin(name)) is not None:
+                plugins[name] = agent.make_plugin(name)
+                plugins[name].restore(there.encode())
         node = agent.admission.node()
         node = node._replace(plugins={name: info for name, info in node.plugins.items() if name in plugins})
         records = dict(agent.admission.records)
@@ -219,7 +219,7 @@ class AgentOperations:
         try:
             pods = [read_manifest(data).pod.spec for data in parse_documents(manifests)]
         except (DocumentRefused, ValueError, msgspec.ValidationError) as error:
-            raise OperationRefused(f"the manifests cannot be read: {error}", 400) from error
+            raise OperationRefused(f"the manifests cannot be read: {error}") from error
         for pod in pods:
             found = run_in_process(admit(pod, node, records), plugins)
             if isinstance(found, Admitted):

@@ -29,6 +29,8 @@ from .api import resourceplugin_pb2 as wire
 REFUSAL = "moorage-refusal-bin"
 DEADLINE, PRE_START_DEADLINE = 10.0, 30.0
 SERVICE = "/resourceplugin.v1alpha1.ResourcePlugin/"
+#: What built-in plugins serve besides: an agent that does not run them shows what they have, and moves their pools.
+BUILT_IN_SERVICE = "moorage.node.v1.BuiltInPlugin"
 T = TypeVar("T")
 M = TypeVar("M", bound=Message)
 
@@ -127,15 +129,29 @@ class PluginEndpoint:
         )
         await self._ask("PreStartContainer", request, wire.Empty, lambda _: None, PRE_START_DEADLINE)
 
+    async def state(self) -> bytes:
+        """Returns the state file of a built-in plugin. A stranger's plugin does not serve this."""
+        return await self._call("State", f"/{BUILT_IN_SERVICE}/State", b"", bytes, DEADLINE)
+
+    async def set_pools(self, wanted: Mapping[str, str]) -> None:
+        """Gives the pools of the CPU plugin other CPUs, in one step; raises PluginFailed with all as they were."""
+        await self._call("SetPools", f"/{BUILT_IN_SERVICE}/SetPools", msgspec.json.encode(wanted), bytes, DEADLINE)
+
     async def _ask(
         self, method: str, request: Message, answer: type[M], read: Callable[[M], T], deadline: float = DEADLINE
     ) -> T:
-        call = self._calls.get(method)
+        def decode(data: bytes) -> T:
+            return read(answer.FromString(data))
+
+        return await self._call(method, SERVICE + method, request.SerializeToString(), decode, deadline)
+
+    async def _call(self, method: str, path: str, request: bytes, read: Callable[[bytes], T], deadline: float) -> T:
+        call = self._calls.get(path)
         if call is None:
-            call = self._calls[method] = self._channel.unary_unary(SERVICE + method)
+            call = self._calls[path] = self._channel.unary_unary(path)
         started = time.monotonic()
         try:
-            found = read(answer.FromString(await call(request.SerializeToString(), timeout=deadline)))
+            found = read(await call(request, timeout=deadline))
         except grpc.aio.AioRpcError as error:
             outcome = _OUTCOMES.get(error.code(), "refused")
             words = error.details() or error.code().name

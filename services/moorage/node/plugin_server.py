@@ -14,13 +14,16 @@ import grpc.aio
 import msgspec
 import structlog
 
-from moorage.qos.messages import AllocationRefused, ResourcePlugin, ResourceRequest
+from moorage.qos.builtin import BuiltInPlugin
+from moorage.qos.cpu_plugin import CpuPlugin
+from moorage.qos.cpusets import parse_cpuset
+from moorage.qos.messages import AllocationRefused, ResourceRequest
 
 from . import grpc_unix
 from . import plugin_messages as messages
 from .api import pluginregistration_pb2 as registration
 from .api import resourceplugin_pb2 as wire
-from .plugin_endpoint import REFUSAL
+from .plugin_endpoint import BUILT_IN_SERVICE, REFUSAL
 from .state_file import StateFile
 
 log = structlog.get_logger("node")
@@ -54,7 +57,7 @@ class PluginServer:
     """One built-in plugin with its socket and its state file. `delay`: seconds after which changes are written at the latest, where
     somebody else has written them before they count; 0: before the answer."""
 
-    def __init__(self, plugin: ResourcePlugin, state: StateFile, delay: float = 0.0) -> None:
+    def __init__(self, plugin: BuiltInPlugin, state: StateFile, delay: float = 0.0) -> None:
         self.plugin, self._state, self._delay = plugin, state, delay
         self._due: asyncio.TimerHandle | None = None
         self._server: grpc.aio.Server | None = None
@@ -82,7 +85,8 @@ class PluginServer:
             self._written = content
 
     async def start(self, path: Path) -> None:
-        self._server = await grpc_unix.serve(path, [self._registration(), self._resource_plugin()])
+        handlers = [self._registration(), self._resource_plugin(), self._built_in()]
+        self._server = await grpc_unix.serve(path, handlers)
 
     async def stop(self) -> None:
         if self._server is not None:
@@ -118,6 +122,23 @@ class PluginServer:
                 "PreStartContainer": _answer(lambda _: b""),
             },
         )
+
+    def _built_in(self) -> grpc.GenericRpcHandler:
+        methods = {"State": _answer(lambda _: self.plugin.encode())}
+        if isinstance(self.plugin, CpuPlugin):
+            methods["SetPools"] = _answer(partial(self._set_pools, self.plugin))
+        return _handler(BUILT_IN_SERVICE, methods)
+
+    def _set_pools(self, plugin: CpuPlugin, data: bytes) -> bytes:
+        wanted = msgspec.json.decode(data, type=dict[str, str])
+        before = {name: pool.cpus for name, pool in plugin.whole_pools().items()}
+        plugin.set_pools({name: parse_cpuset(cpus) for name, cpus in wanted.items()})
+        try:
+            self._changed()
+        except OSError:
+            plugin.set_pools(before)
+            raise
+        return b""
 
     def _hints(self, call: _Call, data: bytes) -> bytes:
         message = call.request.FromString(data)

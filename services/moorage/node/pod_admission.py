@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 import msgspec
@@ -39,6 +40,8 @@ WAIT_FOR_SPEC = 2.0
 #: How often an admission is tried that was refused while another one changed what is free.
 _TRIES = 3
 _MAX_OUTCOMES = 1000
+#: So many pods that only plugins know are looked after at a time.
+_MAX_UNRECORDED = 1000
 
 
 class Outcome(NamedTuple):
@@ -80,8 +83,8 @@ class PodAdmission:
         self.records: dict[str, PodRecord] = {}
         #: Pods that some plugins have not been told to forget yet: uid → those plugins.
         self.removing: dict[str, set[str]] = {}
-        #: Pods that plugins know and the agent does not, since a crash between the two.
-        self.unrecorded: set[str] = set()
+        #: Pods that plugins know and the agent does not, since a crash between the two: uid → those plugins.
+        self._unrecorded: dict[str, set[str]] = {}
         self.outcomes: OrderedDict[str, Outcome] = OrderedDict()
         self.on_outcome: Callable[[Outcome], None] = lambda outcome: None
         #: Notified when something was given back.
@@ -350,10 +353,18 @@ class PodAdmission:
             known = self._source.get(uid)
             if (known is not None and known.ended) or (self._source.is_gone(uid) and not self._index.is_live(uid)):
                 self.release(uid)
-        self.unrecorded -= self.records.keys()
-        for uid in [uid for uid in self.unrecorded if self._source.is_gone(uid) and not self._index.is_live(uid)]:
-            self.unrecorded.discard(uid)
-            self._forget(uid)
+        for uid in [uid for uid in self._unrecorded if uid in self.records]:
+            del self._unrecorded[uid]
+        for uid in [uid for uid in self._unrecorded if self._source.is_gone(uid) and not self._index.is_live(uid)]:
+            self.removing.setdefault(uid, set()).update(self._unrecorded.pop(uid))
+            self._spawn(self._forget_now(uid))
+
+    def note_unrecorded(self, plugin: str, known: Collection[str]) -> None:
+        """Hears which pods a plugin knows. One that it knows alone is being admitted, or was before a crash: once it is gone, the
+        plugin is told to forget it."""
+        room = max(0, _MAX_UNRECORDED - len(self._unrecorded))
+        for uid in islice((uid for uid in known if uid not in self.records), room):
+            self._unrecorded.setdefault(uid, set()).add(plugin)
 
     def take_over(self, records: Mapping[str, PodRecord]) -> None:
         """Replaces what pods have by what their plugins say now."""

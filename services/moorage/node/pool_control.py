@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger("node")
 
 INTERVAL = 1.0
-#: At most so many processes of a container are asked how long they waited, where the cgroup does not tell.
-_PROCESSES = 200
+#: At most so many threads of a container are asked how long they waited, where the cgroup does not tell.
+_THREADS = 200
 
 
 class PoolControl:
@@ -68,7 +68,7 @@ class PoolControl:
         for record in list(self._agent.index.live()):
             pool = self._agent.pool_of(record.uid, record.name)
             cgroup = await self._agent.reader.cgroup(record) if pool in pools else None
-            usage = cgroup.usage(_PROCESSES) if cgroup is not None else None
+            usage = cgroup.usage(_THREADS) if cgroup is not None else None
             if usage is None or not pool:
                 continue
             after[record.id] = now, usage

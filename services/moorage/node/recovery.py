@@ -49,8 +49,8 @@ class Recovery:
         self._rebuild()
         await self._wait_for_plugins()
         await self._adopt_running()
-        for server in self._agent.servers.values():
-            self._agent.admission.unrecorded |= server.plugin.resources_allocation().keys()
+        for name, server in self._agent.servers.items():
+            self._agent.admission.note_unrecorded(name, server.plugin.resources_allocation())
         self._recovered()
         await self._agent.settle()
 
