@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Generator
 
@@ -27,9 +28,11 @@ class Steps:
         self._waiting = 0  # operations that would change trees
         self._has_turn = False  # an operation runs alone
         self._moved = asyncio.Event()
+        self.asked_at = -math.inf  # when the last operation came, by the clock of the event loop
 
     async def run(self, operation: Operation) -> Answer:
         """Returns the operation's answer. Nothing else runs between that and the caller's next step."""
+        self.asked_at = asyncio.get_running_loop().time()
         while self._has_turn:
             await self._moved.wait()
         self.sync()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -42,6 +43,9 @@ _PROVIDER, _ADDED, _CLASS, _TRAIT = "provider.", stores.ADDED_PREFIX, "class.", 
 ATTEMPTS = 10
 #: Seconds between looks at what changed on clusters.
 KEEP_UP_EVERY = 0.1
+#: Seconds without a request after which these looks take no more than a share of this worker's time, and the most seconds
+#: between two then: what changes again and again is read once.
+IDLE_AFTER, IDLE_SHARE, IDLE_EVERY = 60.0, 0.02, 10.0
 #: The key of the events of the newest deletions.
 _DELETIONS = "deletions"
 
@@ -149,9 +153,15 @@ class Storage:
 
     async def _keep_up(self) -> None:
         """Shows what changes on clusters also while nobody asks, so that requests need not wait for that."""
+        loop, took = asyncio.get_running_loop(), 0.0
         while not self.failed.is_set():
-            await asyncio.sleep(0 if self.state.reported.is_behind else KEEP_UP_EVERY)
+            pause = 0 if self.state.reported.is_behind else KEEP_UP_EVERY
+            if loop.time() - self._steps.asked_at > IDLE_AFTER:
+                pause = min(max(pause, took / IDLE_SHARE), IDLE_EVERY)
+            await asyncio.sleep(pause)
+            began = time.thread_time()
             self._steps.sync()
+            took = time.thread_time() - began
 
     def _loaded(self, records: dict[str, Stored]) -> Change:
         found = Change({}, {}, {}, additions={})

@@ -61,7 +61,7 @@ class ClusterSums:
         """Updates the sum of a cluster for a usable node whose free amount changed."""
         sums = self._sums.get(resource)
         if sums is not None and cid < len(sums.free):
-            sums.free[cid] += max(after, 0) - max(before, 0)
+            sums.free[cid] = sums.free.item(cid) + max(after, 0) - max(before, 0)
 
     def read(self, name: str, resource: ResourceColumns) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Returns free and allocatable amounts per cluster; read-only, and current until the next change."""

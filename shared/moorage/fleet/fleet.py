@@ -143,9 +143,9 @@ class Fleet(ClusterColumns):
             found = self._resource(name) or self._new_resource(name)
             if found.claimed is None:
                 found.claimed = np.zeros(len(found.free), np.int64)
-            before = int(found.free[row])
+            before = found.free.item(row)  # much cheaper than an index and a conversion
             after = before - sign * amount
-            found.claimed[row] += sign * amount
+            found.claimed[row] = found.claimed.item(row) + sign * amount
             found.free[row] = after
             if usable:
                 self._sums.claim(cid, name, before, after)

@@ -286,7 +286,8 @@ class Capacity:
     def _mark_strays(self, family: Family, claims: Sequence[CountedClaim]) -> None:
         # The slots of a DaemonSet follow its nodes, so any difference to its pods may unsettle the cluster.
         per_node = family.object.startswith("DaemonSet/")
-        if claims and (
+        has_pods = len(claims) > 1 or (len(claims) == 1 and bool(claims[0].live))
+        if (has_pods or (per_node and claims)) and (
             (differs_from_pods(claims) if per_node else strays_have_open_slots(claims))
             or any(claim.named and parts_moved(claim.slots, claim.named) for claim in claims)
         ):
@@ -418,7 +419,11 @@ class Capacity:
         changed = set(self._open_pods.take_changed())
         if self.fleet.layout is None and not self.fleet.open_pods:
             return  # no kubelet aligns anything
-        for cluster, node in changed.union((c, node) for c, nodes in dirty.items() for node in nodes):
+        for cluster, nodes in dirty.items():
+            open_pods = self._open_pods.of(cluster)
+            if open_pods or self.fleet.ids.get(cluster) in self.fleet.open_pods:
+                changed.update((cluster, node) for node in nodes)
+        for cluster, node in changed:
             self._tell_open_pods(cluster, node)
 
     def _tell_open_pods(self, cluster: str, node: str) -> None:
@@ -438,8 +443,13 @@ class Capacity:
         if row is None:
             return
         taken = self.fleet.taken(row) if before is None else before
+        if not taken:
+            change = after
+        elif not after:
+            change = {n: -a for n, a in taken.items()}
+        else:
+            change = {n: after.get(n, 0) - taken.get(n, 0) for n in {**after, **taken}}
         # Slots that are offered are taken amounts below zero.
-        change = {n: after.get(n, 0) - taken.get(n, 0) for n in {**after, **taken}}
         more = {n: a for n, a in change.items() if a > 0}
         less = {n: -a for n, a in change.items() if a < 0}
         if more:

@@ -32,17 +32,18 @@ _PREVIOUS = 4
 
 
 class ActiveClaim(NamedTuple):
-    """A claim that uses capacity. One that is withdrawn does so until its release. `joined`: the family of another group whose
-    object it takes over."""
+    """A claim that uses capacity. One that is withdrawn does so until its release. `own`: the family of its group's object;
+    `joined`: that of another group whose object it takes over."""
 
     claim: Claim
     group: str
     withdrawn: bool
+    own: Family
     joined: Family | None = None
 
     @property
     def family(self) -> Family:
-        return self.joined or Family.of(self.group, self.claim)
+        return self.joined or self.own
 
 
 class Changes(NamedTuple):
@@ -213,11 +214,13 @@ class Ledger:
     def family_for(self, group: str, claim: Claim, *, joins: bool = True) -> Family:
         """Returns the family in which a claim of a group is counted, or would be: that of the claim of another group that it
         replaces, unless the object has claims of its own already. Only a claim that is decided `joins` another family."""
-        own = Family.of(group, claim)
+        return self._family_for(Family.of(group, claim), claim, joins=joins)
+
+    def _family_for(self, own: Family, claim: Claim, *, joins: bool = True) -> Family:
         if own in self.joined:
             return self.joined[own]
         replaced = self.claims.get(claim.replaces) if joins and own not in self.families else None
-        if replaced is None or Family.of(group, replaced.claim) != own:
+        if replaced is None or Family.of(own.group, replaced.claim) != own:
             return own
         return replaced.family
 
@@ -232,11 +235,13 @@ class Ledger:
 
     def put_claim(self, claim: Claim, group: str, *, joins: bool = True) -> None:
         """Counts a claim of a standing decision. It replaces a claim of the same id."""
+        own = Family.of(group, claim)
+        key = self._family_for(own, claim, joins=joins)
         before = self.claims.get(claim.id)
-        if before is not None and before.family != self.family_for(group, claim, joins=joins):
+        if before is not None and before.family != key:
             self.remove_claim(claim.id)
-        own, key = Family.of(group, claim), self.family_for(group, claim, joins=joins)
-        self.claims[claim.id] = ActiveClaim(claim, group, False, key if key != own else None)
+            key = self._family_for(own, claim, joins=joins)
+        self.claims[claim.id] = ActiveClaim(claim, group, False, own, key if key != own else None)
         family = self.families.setdefault(key, [])
         if claim.id in family:
             family.remove(claim.id)

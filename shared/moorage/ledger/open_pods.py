@@ -73,6 +73,10 @@ class OpenPods:
         for family, pods in self._flights.pop(decision, {}).items():
             self._shift(family.cluster, pods, -1)
 
+    def of(self, cluster: str) -> Mapping[str, Mapping[PodParts, int]]:
+        """Returns the open pods of a cluster by node."""
+        return self._totals.get(cluster, {})
+
     def on(self, cluster: str, node: str) -> Mapping[PodParts, int]:
         return self._totals.get(cluster, {}).get(node, {})
 
