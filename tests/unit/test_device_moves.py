@@ -45,6 +45,7 @@ class World:
     pods: list[str] = field(default_factory=list)  # the device of each slot
     tolerations: tuple[DeviceToleration, ...] = ()
     cpu: str = "8"
+    kind: str = "Deployment"
     reached: bool = True
     now: float = 1000.0
 
@@ -60,7 +61,8 @@ class World:
         ask = DeviceAsk(selectors=(f'device.driver == "{DRIVER}"',), tolerations=self.tolerations)
         shape = Shape(
             key="s",
-            object="Deployment/web",
+            object=f"{self.kind}/web",
+            per_node=self.kind == "DaemonSet",
             count=len(self.pods),
             resources={"cpu": 1000, "pods": 1},
             template="t",
@@ -68,10 +70,10 @@ class World:
         )
         self.document = Revision(group=GROUP, revision=1, tenant="p", apps=[ShapedApp(name="a", shapes=[shape])])
         slots = [slot_on(device, device.split("/")[1]) for device in self.pods]
-        self.claim_id = claim_id(GROUP, "a", "Deployment/web", CLUSTER, "t")
+        self.claim_id = claim_id(GROUP, "a", f"{self.kind}/web", CLUSTER, "t")
         claim = Claim(
             id=self.claim_id, decision="d", intent=IntentRef(kind="Application", name="g", revision=1), tenant="p",
-            slots=slots, app="a", object="Deployment/web", cluster=CLUSTER,
+            slots=slots, app="a", object=f"{self.kind}/web", cluster=CLUSTER,
         )  # fmt: skip
         self.fold(Decision(id="d", group=GROUP, revision=1, claims=[claim]))
         self.settle()  # it is watched before anything fails
@@ -288,6 +290,46 @@ def test_what_fits_nowhere_waits_with_numbers_and_goes_on_when_a_device_is_there
     world.report()
     world.rest()
     assert world.lack() is None and part(3, "n-0") in world.devices() and part(0, "n-0") not in world.devices()
+
+
+@pytest.mark.parametrize("spare", [0, 1, 2, 3])
+def test_slots_for_which_there_are_devices_move_and_the_others_wait(spare: int) -> None:
+    """Three of eleven devices fail, and so many others are free."""
+    nodes = {"n-0": 3, "n-1": 3, "n-2": 3, "n-3": spare}
+    held = [part(i, node) for node in ("n-0", "n-1", "n-2") for i in range(3)]
+    world = World(nodes, held, cpu="20")
+    broken = [part(0, "n-0"), part(1, "n-1"), part(2, "n-2")]
+    for device in broken:
+        world.taints[device] = [EVICTS]
+    world.report()
+    world.rest()
+    others = [device for device in held if device not in broken]
+    assert sorted(set(world.devices()) - {*held}) == [part(i, "n-3") for i in range(spare)]
+    assert {device for _, device in world.live} == {*others, *(part(i, "n-3") for i in range(spare))}
+    lack = world.lack()
+    assert (lack.needed if lack is not None else 0) == 3 - spare
+    world.nodes["n-3"] = 3
+    world.report()
+    world.rest()
+    assert world.lack() is None and len(world.live) == 9 and set(broken).isdisjoint(world.devices())
+
+
+def test_slots_of_a_daemon_set_get_other_devices_of_their_nodes_or_wait() -> None:
+    held = [part(0, "n-0"), part(0, "n-1"), part(0, "n-2")]
+    world = World({"n-0": 2, "n-1": 1, "n-2": 4}, held, kind="DaemonSet")
+    for device in held[:2]:
+        world.taints[device] = [EVICTS]
+    world.report()
+    world.rest()
+    assert world.devices() == sorted([part(1, "n-0"), *held[1:]])
+    assert sorted(device for _, device in world.live) == [part(1, "n-0"), held[2]]
+    lack = world.lack()
+    assert lack is not None and (lack.code, list(lack.devices)) == ("DeviceFailed", [held[1]])
+    world.nodes["n-1"] = 2
+    world.report()
+    world.rest()
+    assert world.lack() is None and world.devices() == [part(1, "n-0"), part(1, "n-1"), held[2]]
+    assert len(world.live) == 3
 
 
 def test_it_goes_on_where_it_is_when_the_device_is_back() -> None:

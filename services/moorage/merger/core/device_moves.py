@@ -204,8 +204,9 @@ def shortfall_of(draft: Draft, group: str, code: str) -> Shortfall | None:
             found = draft.failures(ident)
             wrong = found.held if code == MASS_FAILURE else {**found.closed, **found.left}
             if code == DEVICE_FAILED:
-                leaving = [place for place in draft.places if ident in place.members and place.leaves]
-                wrong = {p: w for p, w in wrong.items() if any(names(x.members[ident], {p: w}) for x in leaving)}
+                leaving = [x.members[ident] for x in draft.places if ident in x.members and x.leaves]
+                leaving += draft.waiting.get(ident, ())
+                wrong = {p: w for p, w in wrong.items() if any(names(slot, {p: w}) for slot in leaving)}
             else:
                 wrong = {p: w for p, w in wrong.items() if any(names(slot, {p: w}) for slot in active.claim.slots)}
             devices |= wrong

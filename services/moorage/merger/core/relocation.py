@@ -22,6 +22,8 @@ from .node_room import NodeRoom
 from .settlement_draft import Draft, Place
 
 Move = tuple[Place, Slot]  # to the slot's node
+#: Places of one group on failed devices that are tried one by one where they do not fit together.
+MOST_LEAVING = 64
 
 
 @dataclass(slots=True)
@@ -66,9 +68,27 @@ class Relocation:
         """Moves the groups' open places to where they fit together. Returns whether they do."""
         found = self._assign(groups, lenient=lenient, gone=gone)
         for place, slot in found or ():
-            place.node, place.host, place.inside = slot.node, slot.host, place_in(slot)
+            place.node, place.host, place.inside, place.leaves = slot.node, slot.host, place_in(slot), False
             place.resources = of_node(place.resources) | part_resources(slot.parts)
         return found is not None
+
+    def leave_behind(self, kept: Sequence[str], group: str, gone: AbstractSet[str]) -> bool:
+        """Lets places of a group that leave failed devices wait where they are, as few as it finds, so that its others fit beside
+        these groups. Returns whether any that leaves fits then."""
+        places = self._movable[group]
+        fitting, hopeless = [place for place in places if not place.leaves], set[tuple[str, str]]()
+        staying = len(fitting)
+        for place in [place for place in places if place.leaves][:MOST_LEAVING]:
+            kind = place.claim.id, repr(sorted(place.resources.items()))
+            if kind in hopeless:
+                continue
+            self._movable[group] = [*fitting, place]
+            if self.fits([*kept, group], gone):
+                fitting.append(place)
+            else:
+                hopeless.add(kind)
+        self._movable[group] = fitting if len(fitting) > staying else places
+        return len(fitting) > staying
 
     def shortfall(self, group: str) -> Shortfall:
         """Returns what the group's largest open place lacks most while all other places stay where they are."""

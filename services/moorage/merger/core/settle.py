@@ -72,7 +72,8 @@ def settle(draft: Draft) -> Settled:
     relocation = Relocation(draft)
     ended, displaced = _make_room(draft, relocation)
     for group in {active.group for active in draft.active.values()} if draft.around.failures.failed else ():
-        lack = shortfall_of(draft, group, DEVICE_FAILED) if group in displaced else None
+        waits = group in displaced or any(draft.active[ident].group == group for ident in draft.waiting)
+        lack = shortfall_of(draft, group, DEVICE_FAILED) if waits else None
         if lack is None and group not in displaced:
             lack = shortfall_of(draft, group, MASS_FAILURE)
         if lack is not None:
@@ -153,9 +154,11 @@ def _make_room(draft: Draft, relocation: Relocation) -> tuple[list[str], dict[st
             gone.update(younger[:enough])
             kept.append(group)
             continue
+        displaced.add(group)
         if _may_end(group, draft):
             gone.add(group)
-        displaced.add(group)
+        elif relocation.leave_behind(kept, group, gone):
+            kept.append(group)
     if not relocation.move(kept, lenient=False):
         relocation.move(kept, lenient=True, gone=gone)
     return sorted(gone), {group: relocation.shortfall(group) for group in sorted(displaced | gone)}

@@ -111,6 +111,7 @@ class Draft:
         self._shapes: dict[str, Shape | None] = {}
         self._failures: dict[str, ClaimFailures] = {}
         self.movers: list[Mover] = []
+        self.waiting: dict[str, list[Slot]] = {}  # of DaemonSets, on failed devices of nodes without others
         idents = sorted(ledger.by_cluster.get(self.cluster, ()))
         self.active: dict[str, ActiveClaim] = {ident: ledger.claims[ident] for ident in idents}
         for family in dict.fromkeys(active.family for active in self.active.values()):
@@ -202,7 +203,7 @@ class Draft:
     def _moving(self, newest: ActiveClaim, node: str, places: Sequence[FamilyPlace], pods: int) -> dict[int, Mover]:
         """Returns the places on a node that leave their devices, by identity."""
         found = self.failures(newest.claim.id) if self.around.failures.failed else None
-        if found is None or not (found.left or found.closed) or is_per_node(newest.claim):
+        if found is None or not (found.left or found.closed):
             return {}
         having, unnamed = pods_with(self, newest, node)
         unnamed = min(unnamed, pods)
@@ -225,20 +226,29 @@ class Draft:
             self.room.take(slot.node, beyond(part_resources(slot.parts), part_resources(mover.slot.parts)))
             self.covered[mover.active.claim.id].append(slot)
             return
-        place = self.leave_device(mover)
-        place.resources, place.inside, place.leaves = taken_by(slot), place_in(slot), False
+        place = self._open_place(mover)
+        place.resources, place.inside = taken_by(slot), place_in(slot)
 
-    def leave_device(self, mover: Mover) -> Place:
-        """Makes an open place of one that leaves its devices."""
-        slots, newest = mover.place.slots, mover.active.claim
-        host = slots[newest.id].host
+    def leave_device(self, mover: Mover) -> None:
+        """Makes an open place of one that leaves its devices. That of a DaemonSet stays on its node, and waits."""
+        newest = mover.active.claim
+        if not is_per_node(newest):
+            self._open_place(mover).leaves = True
+            return
+        slot = resized(mover.slot, 1)
+        self.waiting.setdefault(newest.id, []).append(slot)
+        if mover.has_pod:
+            self.covered[newest.id].append(slot)
+        else:
+            self._open_place(mover)
+
+    def _open_place(self, mover: Mover) -> Place:
         # Older claims of the object keep their slots; their pods end with the rollout.
-        members = {newest.id: resized(slots[newest.id], 1)}
-        active = mover.active
+        active, slot = mover.active, resized(mover.slot, 1)
+        newest, members = active.claim, {active.claim.id: slot}
         place = Place(
-            active.group, newest, active.family, False, members, mover.place.resources, mover.place.node, host
+            active.group, newest, active.family, False, members, mover.place.resources, mover.place.node, slot.host
         )
-        place.leaves = True
         self.places.append(place)
         return place
 
