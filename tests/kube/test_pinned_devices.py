@@ -133,7 +133,8 @@ async def test_pods_get_the_devices_that_were_chosen_and_a_move_restarts_none(
         return {k: v for k, v in annotations.items() if "resClass" in k or k == "moorage.dev/devices"}
 
     entry = {"class": "pinnable", "claim": name, "request": "one", "containers": ["c"], "quantity": 1, "decision": ""}
-    entry["parts"] = [f"{DRIVER}/{NODE}/gpu-2"]
+    uid = plane.get(f"{GROUP}/deviceclasses/pinnable")["metadata"]["uid"]
+    entry |= {"parts": [f"{DRIVER}/{NODE}/gpu-2"], "classUid": uid, "algorithm": "first-fit"}
     await settled(lambda: json.loads(written().get("moorage.dev/devices", "[]")) == [entry], 40, "it is written")
     assert written()["scheduler.alpha.kubernetes.io/resClass_pinnable_gpu-2"] == "1"
     # More pods start with devices of their own, and restart none.
@@ -166,6 +167,39 @@ async def test_pods_get_the_devices_that_were_chosen_and_a_move_restarts_none(
     await until(lambda: (c := mesh.confirmation("web", 9)) is not None and c.removed, 40, "it is gone")
     left = [c["metadata"]["name"] for c in plane.get(f"{GROUP}/deviceclasses")["items"]]
     assert left == ["pinnable"]
+
+
+async def test_where_a_quota_counts_devices_of_a_class_it_holds_for_pins(
+    plane: ControlPlane, mesh: Mesh, agents: Start
+) -> None:
+    counted = "pinnable.deviceclass.resource.k8s.io/devices"
+    quotas = "/api/v1/namespaces/default/resourcequotas"
+    plane.call("POST", quotas, {"metadata": {"name": "gpus"}, "spec": {"hard": {counted: "2"}}})
+    try:
+        agents(plane, kubeconfig=plane.service_account("pinning-with-quota", [*RULES, *OWN_RULES]))
+        await until(lambda: mesh.nodes.get(NODE) is not None, 40, "it is reported")
+        await mesh.want(CLUSTER, "web", 5, *objects("web", 3, 1))
+        await settled(lambda: sorted(pods(plane, "web").values()) == ["gpu-1", "gpu-3"], 60, "the chosen devices")
+        used = plane.get(f"{quotas}/gpus")["status"]["used"][counted]
+        assert used == "2"
+        states = mesh.confirmation("web", 5)
+        assert states is not None
+        (told,) = [one for one in states.objects if one.code == "PinnedByTemplate"]
+        assert told.state == "Ready" and "pinnable" in told.message
+        # A move names another template: its pods roll out, and the quota, which is full, lets them one by one.
+        plane.call(
+            "PATCH", f"{quotas}/gpus", {"spec": {"hard": {counted: "4"}}}, content_type="application/merge-patch+json"
+        )
+        await mesh.want(CLUSTER, "web", 6, *objects("web", 3, 0))
+        await settled(lambda: sorted(pods(plane, "web").values()) == ["gpu-0", "gpu-3"], 60, "the other devices")
+
+        def templates() -> list[str]:
+            found = [t["metadata"]["name"] for t in plane.get(f"{NAMESPACED}/resourceclaimtemplates")["items"]]
+            return [name for name in found if name.startswith("moorage-")]
+
+        await until(lambda: len(templates()) == 1, 40, "one template is left")
+    finally:
+        plane.call("DELETE", f"{quotas}/gpus")
 
 
 async def test_two_deployments_race_for_one_device(plane: ControlPlane, mesh: Mesh, agents: Start) -> None:

@@ -14,6 +14,8 @@ import structlog
 
 from moorage.bus.failpoints import reached
 from moorage.dra.pins import is_pin
+from moorage.dra.quotas import with_quotas
+from moorage.dra.slices import Devices
 from moorage.kube import ApiError, ApiResource, Unreachable, apply_order
 from moorage.model.desired_state import DesiredApp, Pins
 from moorage.model.status import Confirm, ObjectStatus
@@ -22,7 +24,7 @@ from moorage.telemetry import HANDLED, Handled, tracing
 
 from .app_records import AppRecord, AppRecordContent
 from .context import ClusterContext
-from .core.owned_objects import Ref, is_listed, objects_of
+from .core.owned_objects import Manifest, Ref, is_listed, objects_of, ref_of
 from .managed_app import ManagedApp, Overtaken
 from .object_health import EVENTS_INTERVAL, check_health
 from .version_apply import apply_version
@@ -151,7 +153,7 @@ class AppReconciler:
 
     async def _apply(self, desired: DesiredApp) -> None:
         try:
-            objects = objects_of(desired)
+            objects, notices = self._with_quotas(objects_of(desired))
         except ValueError as error:
             self._invalid = [
                 ObjectStatus(object=object_key(obj), state="Failed", message=str(error)) for obj in desired.objects
@@ -161,7 +163,30 @@ class AppReconciler:
             self._invalid = []
             self._named = {ref.key for ref in objects}
             self._extra = await apply_version(self._app, desired, objects)
+            for ref, managed in self._app.objects.items():
+                managed.notice = notices.get(ref, "")
         self._applied_version = desired.version
+
+    def _with_quotas(self, objects: dict[Ref, Manifest]) -> tuple[dict[Ref, Manifest], dict[Ref, str]]:
+        """Returns the objects with pins in templates where quotas of the cluster want that, and what to tell of these."""
+        state = self._cluster.state
+
+        def devices() -> Devices:
+            if not state.devices_known:
+                raise ApiError(503, "Unavailable", "the devices of the cluster are not known yet")
+            return state.devices
+
+        found = with_quotas(list(objects.values()), state.quotas.of, devices)
+        if not found.templates:
+            return objects, {}
+        pinned = {ref_of(obj): obj for obj in found.manifests}
+        notices = {
+            ref: f"a ResourceQuota of namespace {ref.namespace} counts devices of {', '.join(classes)}, so the template names"
+            " the devices itself: pods restart when they get others"
+            for ref in pinned
+            if ref.kind == "ResourceClaimTemplate" and (classes := found.templates.get((ref.namespace, ref.name)))
+        }
+        return pinned, notices
 
     async def _repair(self, desired: DesiredApp) -> None:
         """Applies objects again that were changed, deleted or refused."""

@@ -161,7 +161,7 @@ class DeviceAllocation:
         found: dict[str, list[Any]] = {}
         for request, name in classes_of(template).items():
             pin = self._objects("DeviceClass", "default", name) or {"metadata": {}}
-            original = (pin["metadata"].get("annotations") or {}).get(CLASS_OF_PIN, "")
+            original = (pin["metadata"].get("annotations") or {}).get(CLASS_OF_PIN, name)
             found[request] = (self._state.device_classes.spec(original) or {}).get("config", [])
         return found
 

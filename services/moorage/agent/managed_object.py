@@ -43,6 +43,7 @@ class ManagedObject:
         self.ref, self.obj = ref, obj
         self.shared = False  # somebody else created it
         self.refused = ""  # why the last apply failed, as a rule in the API server's words
+        self.notice = ""  # what users should know although it is ready: its pins are in the template
         self.refusal_code = ""  # of the reasons of decisions; empty for what only the API server knows
         self.enables_machines = False  # a namespace with pods that run in slots of machines
         self.live: Live | None = None  # as it was read last

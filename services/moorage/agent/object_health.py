@@ -14,6 +14,8 @@ from .core.owned_objects import Live
 from .core.readiness import Readiness, readiness_of
 from .managed_object import ManagedObject
 
+#: The code of a warning: a template names devices itself, because a quota counts them by class.
+PINNED_BY_TEMPLATE = "PinnedByTemplate"
 #: Seconds between two reads of the events of an object that is not ready.
 EVENTS_INTERVAL = 10.0
 
@@ -43,6 +45,8 @@ async def check_health(cluster: ClusterContext, managed: ManagedObject) -> Objec
     if live is None:
         return ObjectHealth(Readiness("Progressing", "does not exist yet"), watched)
     readiness = readiness_of(live)
+    if readiness.state == "Ready" and managed.notice:
+        readiness = readiness._replace(message=managed.notice, code=PINNED_BY_TEMPLATE)
     if readiness.state == "Ready":
         managed.warned_at, managed.warning = 0.0, ""
         return ObjectHealth(readiness, watched)

@@ -324,6 +324,7 @@ class Agent:
                 state.put_taint_rule,
                 state.drop_taint_rule,
             ),
+            Reflector(api, "/api/v1/resourcequotas", dra.resource_quota, state.put_quota, state.drop_quota),
             Reflector(api, TOPOLOGIES, kube_types.topology, state.put_topology, state.drop_topology),
         ]
 

@@ -177,6 +177,15 @@ class DeviceClaim(Object, kw_only=True):
         return consumers[0].uid if len(consumers) == 1 and consumers[0].resource == "pods" else ""
 
 
+class QuotaSpec(_Kube, kw_only=True, frozen=True):
+    hard: dict[str, Any] | None = None
+
+
+class ResourceQuota(Object, kw_only=True):
+    spec: QuotaSpec = QuotaSpec()
+
+
+resource_quota = msgspec.json.Decoder(ResourceQuota).decode
 slice_ = msgspec.json.Decoder(Slice).decode
 device_claim = msgspec.json.Decoder(DeviceClaim).decode
 device_class = msgspec.json.Decoder(DeviceClass).decode

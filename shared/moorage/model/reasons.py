@@ -18,6 +18,7 @@ CODES: dict[str, str] = {
     "NodesUnusable": "Every suitable node is not ready, is cordoned or has a taint that is not tolerated.",
     "PartGone": "A claimed part of a node is not reported any more. The claim stays, and counts again when the part is back.",
     "ChosenByKubelet": "Claims name parts of nodes, but the kubelet chooses those that a pod gets.",
+    "PinnedByTemplate": "A ResourceQuota counts devices by class, so the templates of claims name the devices: pods restart when they get others.",
     "DeviceTainted": "Devices that would serve a need have taints that are not tolerated.",
     "DeviceFailed": "Devices failed, and nothing else in the fleet fits the pods that had them: the group waits.",
     "MassFailure": "More than half of the devices of a kind failed in the cluster within a minute: pods stay until they are back, or `moorage devices move`.",

@@ -10,7 +10,8 @@ import msgspec
 
 from moorage.dra.allocated import DeviceClaims
 from moorage.dra.classes import DeviceClasses
-from moorage.dra.objects import DeviceClaim, DeviceClass, DeviceTaintRule, Slice
+from moorage.dra.objects import DeviceClaim, DeviceClass, DeviceTaintRule, ResourceQuota, Slice
+from moorage.dra.quotas import Quotas
 from moorage.dra.slices import DevicePool, Devices
 from moorage.kube.objects import Key
 from moorage.model.part_reports import DeviceReport
@@ -74,6 +75,7 @@ class ClusterState:
             lambda device: self.devices.mark_pool(DevicePool(device.driver, device.pool)), self._mark_pod
         )
         self.device_classes = DeviceClasses(self._mark_all)
+        self.quotas = Quotas()
         self.devices_known = False  # all slices and classes were read
         self._on_node: dict[str, set[str]] = {}  # uids of the pods there
         self._topologies: dict[str, Topology] = {}
@@ -176,6 +178,12 @@ class ClusterState:
 
     def drop_device_class(self, key: Key, _uid: str) -> None:
         self.device_classes.drop(key.name)
+
+    def put_quota(self, key: Key, found: ResourceQuota) -> None:
+        self.quotas.put(key, found)
+
+    def drop_quota(self, key: Key, _uid: str) -> None:
+        self.quotas.drop(key)
 
     def put_taint_rule(self, key: Key, found: DeviceTaintRule) -> None:
         self.devices.put_rule(key.name, found)

@@ -60,6 +60,7 @@ def conclude(
         status.warnings = [*desired.warnings, *_refusals(decision)]
     places = standing if current and standing else active
     status.apps = [confirmed.get(place) or AppStatus(app=place[0], cluster=place[1]) for place in sorted(places)]
+    status.warnings = [*status.warnings, *_notices(status.apps)]
     status.reached = before is not None and before.decision == status.decision and before.reached
     state, revision = (head.state, head.revision) if head is not None else ("Terminated", 0)
     if head is not None and state in ENDED:
@@ -88,6 +89,16 @@ def _refusals(decision: Decision | None) -> list[Warn]:
         )
         for claim in claims
         for node, words in sorted(claim.refused_by.items())
+    ]
+
+
+def _notices(apps: Iterable[AppStatus]) -> list[Warn]:
+    """Returns what agents tell of objects that are not wrong."""
+    return [
+        Warn(code=status.code, message=f"{app.cluster}: {status.object}: {status.message}")
+        for app in apps
+        for status in app.objects
+        if status.code and status.state != "Failed"
     ]
 
 

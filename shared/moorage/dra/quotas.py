@@ -1,0 +1,146 @@
+"""Writes pins into templates where a ResourceQuota counts devices by class: requests for a class of another name would go round it.
+
+Templates cannot be changed, so one with other devices has another name, and pods that move there restart.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from moorage.kube.objects import Key
+from moorage.podspec import (
+    CLASS_OF_PIN,
+    PIN_PREFIX,
+    PINNED_DEVICES,
+    template,
+    template_path,
+    with_value,
+)
+
+from .objects import ResourceQuota
+from .pins import is_pin, selector_of
+from .slices import Devices
+
+Manifest = dict[str, Any]
+#: Ends the names by which quotas count devices that claims ask for, after the name of a class.
+_COUNTED = ".deviceclass.resource.k8s.io/devices"
+_read_ids = msgspec.json.Decoder(list[str]).decode
+
+
+class QuotaPins(NamedTuple):
+    """The objects of an app, and its templates that have pins, each with the classes that quotas count, by namespace and name."""
+
+    manifests: list[Manifest]
+    templates: dict[tuple[str, str], list[str]]
+
+
+class Quotas:
+    """The ResourceQuotas of a cluster, as far as they count devices by class."""
+
+    def __init__(self) -> None:
+        self._counted: dict[Key, frozenset[str]] = {}
+
+    def put(self, key: Key, found: ResourceQuota) -> None:
+        counted = {name.removesuffix(_COUNTED) for name in found.spec.hard or () if name.endswith(_COUNTED)}
+        if counted:
+            self._counted[key] = frozenset(counted)
+        else:
+            self._counted.pop(key, None)
+
+    def drop(self, key: Key) -> None:
+        self._counted.pop(key, None)
+
+    def of(self, namespace: str) -> frozenset[str]:
+        """Returns the classes that quotas of a namespace count."""
+        if not self._counted:
+            return frozenset()
+        return frozenset().union(*(classes for key, classes in self._counted.items() if key.namespace == namespace))
+
+
+def with_quotas(
+    manifests: Sequence[Manifest], counted: Callable[[str], Collection[str]], devices: Callable[[], Devices]
+) -> QuotaPins:
+    """Returns the objects with pins in the templates that ask for classes which quotas count. `counted`: these of a namespace."""
+    pins = {m["metadata"]["name"]: m["metadata"]["annotations"] for m in manifests if is_pin(m)}
+    names: dict[tuple[str, str], str] = {}
+    found: dict[tuple[str, str], list[str]] = {}
+    result: list[Manifest] = []
+    for manifest in manifests:
+        namespace, name = _key(manifest)
+        pinned = manifest.get("kind") == "ResourceClaimTemplate" and name.startswith(PIN_PREFIX)
+        limited = counted(namespace) if pinned else ()
+        of = {a["deviceClassName"]: pins[a["deviceClassName"]] for a in _asks(manifest) if a["deviceClassName"] in pins}
+        of = {pin: text for pin, text in of.items() if text.get(CLASS_OF_PIN) in limited}
+        if of:
+            made = f"{name}-{_short(sorted((pin, text[PINNED_DEVICES]) for pin, text in of.items()))}"
+            names[namespace, name] = made
+            found[namespace, made] = sorted({text[CLASS_OF_PIN] for text in of.values()})
+            manifest = _pinned(manifest, made, of, devices())
+        result.append(manifest)
+    return QuotaPins([_renamed(manifest, names) for manifest in result] if names else result, found)
+
+
+def _pinned(manifest: Manifest, name: str, pins: Mapping[str, Mapping[str, str]], devices: Devices) -> Manifest:
+    def pinned(ask: Manifest) -> Manifest:
+        pin = pins.get(ask.get("deviceClassName", ""))
+        if pin is None:
+            return ask
+        expression = selector_of(_read_ids(pin[PINNED_DEVICES]), devices)
+        selectors = [*(ask.get("selectors") or ()), {"cel": {"expression": expression}}]
+        return {**ask, "deviceClassName": pin[CLASS_OF_PIN], "selectors": selectors}
+
+    given = manifest["spec"]["spec"]["devices"]
+    requests = []
+    for request in given.get("requests") or ():
+        if request.get("firstAvailable"):
+            request = {**request, "firstAvailable": [pinned(one) for one in request["firstAvailable"]]}
+        elif request.get("exactly"):
+            request = {**request, "exactly": pinned(request["exactly"])}
+        else:
+            request = pinned(request)
+        requests.append(request)
+    spec = {**manifest["spec"]["spec"], "devices": {**given, "requests": requests}}
+    return {
+        **manifest,
+        "metadata": {**manifest["metadata"], "name": name},
+        "spec": {**manifest["spec"], "spec": spec},
+    }
+
+
+def _asks(manifest: Manifest) -> Iterable[Manifest]:
+    if manifest.get("kind") != "ResourceClaimTemplate":
+        return
+    given = ((manifest.get("spec") or {}).get("spec") or {}).get("devices") or {}
+    for request in given.get("requests") or ():
+        for ask in request.get("firstAvailable") or (request.get("exactly") or request,):
+            if ask.get("deviceClassName"):
+                yield ask
+
+
+def _renamed(manifest: Manifest, names: Mapping[tuple[str, str], str]) -> Manifest:
+    found = template(manifest)
+    claims = ((found or {}).get("spec") or {}).get("resourceClaims") or ()
+    namespace = _key(manifest)[0]
+    if found is None or not any((namespace, c.get("resourceClaimTemplateName")) in names for c in claims):
+        return manifest
+    entries = [
+        {**entry, "resourceClaimTemplateName": names[namespace, entry["resourceClaimTemplateName"]]}
+        if (namespace, entry.get("resourceClaimTemplateName")) in names
+        else entry
+        for entry in claims
+    ]
+    changed: Manifest = with_value(manifest, [*(template_path(manifest) or ()), "spec", "resourceClaims"], entries)
+    return changed
+
+
+def _key(manifest: Manifest) -> tuple[str, str]:
+    metadata = manifest.get("metadata") or {}
+    return str(metadata.get("namespace") or "default"), str(metadata.get("name", ""))
+
+
+def _short(value: object) -> str:
+    return hashlib.blake2b(msgspec.json.encode(value), digest_size=4).hexdigest()
