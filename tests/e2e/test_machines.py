@@ -205,6 +205,35 @@ async def test_a_machine_document_holds_slots_in_several_clusters(mesh: Mesh, tm
     assert mesh.run("get", "machine", "shared").returncode == 3
 
 
+async def test_applications_run_in_types_that_live_in_slots_of_another(mesh: Mesh, tmp_path: Path) -> None:
+    document = machine_document(3)
+    half = {"name": "half", "spec": {"dependence": {"machineType": "small", "availableRatio": 0.5}}}
+    document["spec"]["machineTypes"].append(half)
+    (tmp_path / "machine.json").write_text(json.dumps(document))
+    done = mesh.run("apply", "-f", str(tmp_path / "machine.json"))
+    assert done.returncode == 0, done.stderr.decode()
+
+    def held(kind: str) -> Counter[str]:
+        return Counter(slot["state"] for slot in mesh.http(f"/v1/slots?machine=shared/{kind}")["items"])
+
+    await until(lambda: held("small") == {"reserved": 3})
+    mesh.http("/v1/apply", application("halves", 3, machine="shared/half"))
+    await until(lambda: phase(mesh, "halves") == "Running")
+    await until(lambda: held("half") == {"used": 3, "reserved": 1})
+    assert held("small") == {"used": 2, "reserved": 1}
+    mesh.http("/v1/apply", application("wholes", 2, machine="shared/small"))
+    await until(lambda: phase(mesh, "wholes") == "Pending")
+    reasons = mesh.http("/v1/groups/default/wholes/v1/default/why")["reasons"]
+    assert ("SlotShort", "2", "1") in {(r["code"], r["needed"], r["free"]) for r in reasons}, reasons
+    mesh.http("/v1/apply", application("halves", 2, machine="shared/half"))  # both in one slot, or one on each
+    await until(lambda: held("half")["used"] == 2)
+    remove(mesh, "halves")
+    await until(lambda: phase(mesh, "wholes") == "Running")
+    remove(mesh, "wholes")
+    assert mesh.run("delete", "machine", "shared").returncode == 0
+    await until(lambda: not held("small"))
+
+
 async def test_every_violation_of_a_machine_document_is_told(mesh: Mesh, tmp_path: Path) -> None:
     document = machine_document(-1)
     document["spec"]["machineTypes"][0]["spec"]["cpu"] = "-5"

@@ -329,16 +329,22 @@ async def test_a_machine_of_the_mesh_is_laid_out_over_its_clusters(slots: Slots,
     assert told.documents_gone == ["fleet"] and not slots.follower.ledger.machines.reserved
 
 
-async def test_types_that_depend_on_another_live_in_its_slots(slots: Slots, bus: Bus) -> None:
+def halves(available: int, most: int | None = None) -> Machine:
+    """A Machine of whole slots of two cores, and of halves that live in them."""
     half: dict[str, Any] = {"spec": {"dependence": {"machineType": "large", "availableRatio": 0.5}}}
     types: dict[str, dict[str, Any]] = {
-        "large": {"spec": {"cpu": "2", "memory": "1Gi"}, "available": 2},
-        "half": half,
+        "large": {"spec": {"cpu": "2", "memory": "1Gi"}, "available": available},
+        "half": half if most is None else half | {"available": most},
     }
-    found = read(machine("g", types, {"n-0": ["large"]})).machine
+    found = read(machine("g", types, {"n-0": ["large"], "n-1": ["large"]})).machine
     assert found is not None
+    return found
+
+
+async def test_types_that_depend_on_another_live_in_its_slots(slots: Slots, bus: Bus) -> None:
     cluster = Cluster(bus)
-    await cluster.begin(found, guest("a", machine="g/half"), guest("b", machine="g/half"), guest("c", machine="g/half"))
+    three = [guest(name, machine="g/half") for name in "abc"]
+    await cluster.begin(halves(2), *three)
     assert cluster.grants.keys() == {"a", "b", "c"}
     told = await cluster.sync(guests=[guest("big")])
     assert [(r.uid, r.code) for r in told.waiting] == [("big", "SlotShort")], "two slots are open for three halves"
@@ -346,3 +352,114 @@ async def test_types_that_depend_on_another_live_in_its_slots(slots: Slots, bus:
     assert "big" in cluster.grants, "the two that are left share a slot"
     column = slots.fleet.free("cpu")
     assert column is not None and int(column[:1].sum()) == 4000
+
+
+async def test_guests_of_two_types_that_wait_for_the_last_slot_do_not_block_each_other(slots: Slots, bus: Bus) -> None:
+    cluster = Cluster(bus)
+    told = await cluster.begin(halves(1), guest("whole"), guest("a", machine="g/half"), guest("b", machine="g/half"))
+    assert cluster.grants.keys() == {"a", "b"} and [r.code for r in told.waiting] == ["SlotShort"]
+
+
+async def test_only_so_many_of_a_type_are_given_out_wherever_there_is_room(slots: Slots, bus: Bus) -> None:
+    cluster = Cluster(bus)
+    waiting = [guest(f"h{n}", machine="g/half") for n in range(4)]
+    told = await cluster.begin(halves(6, most=3), *waiting)
+    assert len(cluster.grants) == 3 and [(r.uid, r.code) for r in told.waiting] == [("h3", "SlotShort")]
+    assert "3 of 3" in told.waiting[0].message
+    await cluster.sync(guests_gone=["h0", "h1", "h2"])
+    # The whole slots of the first node are taken: what is left of the type goes to the other one.
+    await cluster.sync(guests=[guest(f"w{n}", nodes=["n-0"], priority=1) for n in range(4)])
+    told = await cluster.sync(guests=[guest(f"l{n}", machine="g/half") for n in range(3)])
+    assert [r.uid for r in told.waiting if r.uid != "w3"] == ["l2"]
+    assert Counter(at for name, at in cluster.grants.items() if name[0] in "hl") == {"n-0": 2, "n-1": 1}
+
+
+def of_type(name: str, kind: str, at: str, count: int = 1) -> Decision:
+    """An application of the mesh with pods in slots of a type."""
+    decision = app(name, at)
+    (claim,) = decision.claims
+    within = reservation_claim(f"g/{kind}", CLUSTER)
+    slot = Slot(node=at, count=count, resources={slot_resource(f"g/{kind}"): 1})
+    decision.claims = [msgspec.structs.replace(claim, within=within, slots=[slot])]
+    return decision
+
+
+async def test_applications_and_guests_of_types_that_share_slots_race_for_them(
+    slots: Slots, nats: NatsServer, bus: Bus
+) -> None:
+    cluster = Cluster(bus)
+    await cluster.begin(halves(6))
+    mergers = [await CommitterHarness(nats, clusters).open() for _ in range(4)]
+    for merger in mergers:
+        await merger.follower.wait(slots.follower.ledger.seq)
+    wanted = [
+        (m, of_type(f"{i}-{n}", "large" if (i + n) % 3 == 0 else "half", f"n-{n % 2}"))
+        for i, m in enumerate(mergers)
+        for n in range(4)
+    ]
+    guests = [guest(f"h{n}", machine="g/half") for n in range(6)] + [guest(f"w{n}") for n in range(6)]
+    outcomes, _ = await asyncio.gather(
+        asyncio.gather(*(m.commit(decision) for m, decision in wanted)), cluster.sync(guests=guests)
+    )
+    told = await cluster.sync()
+    assert all(r.code == "SlotShort" for r in told.waiting)
+    ledger = slots.follower.ledger
+    placed = [d.id for (_, d), outcome in zip(wanted, outcomes, strict=True) if isinstance(outcome, Committed)]
+    assert {active.claim.decision for active in ledger.claims.values()} == set(placed)
+    wholes, shares = Counter[str](), Counter[str]()
+    for active in ledger.claims.values():
+        (slot,) = active.claim.slots
+        (wholes if slot_resource("g/large") in slot.resources else shares)[slot.node] += slot.count
+    for uid, at in cluster.grants.items():
+        (wholes if uid.startswith("w") else shares)[at] += 1
+    (reserved,) = ledger.machines.reserved.values()
+    for at, count in reserved.slots.items():
+        taken = wholes[at] + -(-shares[at] // 2)
+        assert taken == count, "all slots are taken, and none twice"
+    # Another holder of the lease reads the same from the log and gives nothing away.
+    again = await Slots(nats).open(generation=2)
+    await cluster.begin(
+        halves(6), *(g for g in guests if g.uid in cluster.grants), guest("late"), guest("later", machine="g/half")
+    )
+    shown = msgspec.json.decode(
+        await bus.request(subjects.MACHINES_LIST, MachinesAsk(id="a", kind="machines"), timeout=10), type=MachinesShown
+    )
+    rows = {row.name: row.usage for row in shown.machines[0].status.available_machines}
+    assert rows["large"].reserved == 0 and "late" not in cluster.grants
+    places = 2 * sum(-(-count // 2) for count in shares.values())
+    assert rows["half"].reserved == places - sum(shares.values()) - ("later" in cluster.grants)
+    await again.bus.close()
+    for merger in mergers:
+        await merger.bus.close()
+
+
+async def test_slots_of_types_that_share_them_are_shown_where_they_live(
+    slots: Slots, nats: NatsServer, bus: Bus
+) -> None:
+    async def shown(kind: str) -> MachinesShown:
+        data = await bus.request(subjects.MACHINES_LIST, MachinesAsk(id="a", kind=kind), timeout=10)  # type: ignore[arg-type]
+        return msgspec.json.decode(data, type=MachinesShown)
+
+    cluster = Cluster(bus)
+    await cluster.begin(halves(3), guest("a", machine="g/half", state="used", node="n-0"))
+    merger = await CommitterHarness(nats, clusters).open()
+    await merger.follower.wait(slots.follower.ledger.seq)
+    assert isinstance(await merger.commit(of_type("one", "half", "n-0", 2)), Committed)
+    await slots.follower.wait(merger.follower.ledger.seq)
+    rows = {row.name: row.usage for row in (await shown("machines")).machines[0].status.available_machines}
+    large, half = rows["large"], rows["half"]
+    assert (large.maximum, large.reserved, large.used) == (3, 1, 1)
+    assert (half.maximum, half.reserved, half.used) == (6, 3, 1), "one beside the three, two in the slot that is left"
+    found = [(s.machine, s.node, s.state, s.holder) for s in (await shown("slots")).slots]
+    assert found == [
+        ("g/large", "n-0", "used", "g/half"),
+        ("g/large", "n-0", "used", "g/half"),
+        ("g/large", "n-0", "reserved", ""),
+        ("g/half", "n-0", "used", "lab/a"),
+        ("g/half", "n-0", "granted", group("one")),
+        ("g/half", "n-0", "granted", group("one")),
+        ("g/half", "n-0", "reserved", ""),
+    ]
+    told = await cluster.sync(guests=[guest("pod", machine="g/half", claim="claim-one")])
+    assert cluster.grants["pod"] == "n-0" and not told.waiting
+    await merger.bus.close()

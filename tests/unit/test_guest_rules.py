@@ -10,7 +10,6 @@ import pytest
 from moorage.machine_groups.guest_rules import GuestKinds, PlacedGuests
 from moorage.model.machine_slots import GrantedSlot, reservation_claim
 from moorage.model.machines import GuestReport, GuestRule, NearGuests
-from moorage.slots.core.child_grants import ChildUse, plan_child_grants
 from moorage.slots.core.grants import GrantPlan, SlotUse, plan_grants
 
 HOST, ZONE = "kubernetes.io/hostname", "zone"
@@ -157,6 +156,6 @@ def test_guests_that_want_to_be_near_others_go_where_these_are() -> None:
 
 def test_places_of_children_follow_the_rules_too() -> None:
     placed = PlacedGuests(APART, lambda _uid: "k", domain_of)
-    use = ChildUse("g/a", "g/p", "lab/one", 2, 4, {"n0": 1, "n1": 1}, usable=frozenset(("n0", "n1")))
-    found = plan_child_grants(use, [guest("a"), guest("b"), guest("c")], {}, lambda _node, _resource: 1, 100.0, placed)
+    use = SlotUse("g/a", "lab/one", 4, {"n0": 2, "n1": 2}, usable=frozenset(("n0", "n1")), parent="g/p")
+    found = plan_grants(use, [guest("a"), guest("b"), guest("c")], {}, lambda _node, _resource: 2, 100.0, placed)
     assert sorted(s.node for s in found.granted) == ["n0", "n1"] and [r.uid for r in found.waiting] == ["c"]

@@ -9,8 +9,8 @@ import pytest
 
 from moorage.machine_groups.windows import Span
 from moorage.model.machine_slots import GrantedSlot, reservation_claim, slot_resource
-from moorage.model.machines import Allow, Gpu, GuestReport, Machine, MachineType, PoolNode, TypeSpec, Window
-from moorage.slots.core.child_grants import ChildUse, plan_child_grants
+from moorage.model.machines import Allow, Dependence, Gpu, GuestReport, Machine, MachineType, PoolNode, TypeSpec, Window
+from moorage.slots.core.dependent_types import in_use, limits
 from moorage.slots.core.grants import GrantPlan, SlotUse, plan_grants
 from moorage.slots.core.layout import NodeKey, PooledNode, TypeLayout, lay_out
 from moorage.slots.core.window_slots import by_window, less, spread
@@ -121,6 +121,33 @@ def test_random_layouts_fit_are_complete_and_stay(seed: int) -> None:
                 assert left[number] < int(kind.spec.cpu), "there is room for one more"
     again = lay_out(machine(*types), nodes, {name: layout.slots for name, layout in found.items()}, {}, room)
     assert {n: layout.slots for n, layout in again.items()} == {n: layout.slots for n, layout in found.items()}
+
+
+def with_half(available: int) -> Machine:
+    half = TypeSpec(dependence=Dependence(machine_type="large", available_ratio=0.5))
+    return machine(machine_type("large", 4, 4), MachineType(name="half", spec=half, available=available))
+
+
+def test_types_of_which_there_are_only_so_many_may_be_where_there_is_room() -> None:
+    slots = {key(0): 2, key(1): 2}
+    assert limits(with_half(-1), "large", slots, {}, {}) == {}, "as many as fit"
+    assert limits(with_half(3), "large", slots, {}, {}) == {"half": {key(0): 3}}
+    taken = {"large": {key(0): 2}}
+    assert limits(with_half(3), "large", slots, taken, {"half": {key(0): 3}}) == {"half": {key(1): 3}}
+    held = {"half": {key(1): 2, key(0): 1}}
+    assert limits(with_half(3), "large", slots, {"large": {key(1): 1}}, held) == held, "they stay where they were"
+    used = {"half": {key(1): 3}}
+    assert limits(with_half(2), "large", slots, used, held) == {"half": {key(1): 3}}, "nobody is sent away"
+    assert in_use(with_half(3), {"large": {key(0): 1}, "half": {key(0): 3}})["large"] == {key(0): 3}
+
+
+def test_a_slot_has_room_for_as_many_pods_as_may_share_it() -> None:
+    class Few(Nodes):
+        def free(self, node: NodeKey, resource: str) -> int:
+            return 5 if resource == "pods" else super().free(node, resource)
+
+    found = lay_out(with_half(-1), pool(1, "large"), {}, {}, Few(64))["large"]
+    assert counts(found)[0] == 2 and found.why.startswith("pods: one needs 2")
 
 
 def span(name: str, slots: int, begin: float, end: float) -> Span:
@@ -258,36 +285,3 @@ def test_random_guests_never_share_a_slot_and_nobody_waits_beside_a_free_one(see
     for one in guests:
         if one.state == "waiting" and one.ready and one.uid not in granted:
             assert not (free if one.nodes is None else free & set(one.nodes))
-
-
-@pytest.mark.parametrize("seed", range(60))
-def test_children_share_slots_and_take_no_more_of_them_than_their_number_needs(seed: int) -> None:
-    rng = Random(seed)
-    per_parent, parents = rng.randint(2, 4), {f"n-{n}": rng.randint(0, 3) for n in range(2)}
-    most = rng.randint(1, per_parent * max(1, sum(parents.values())))
-    of = ChildUse("g/small", MACHINE, CLUSTER, per_parent, most, parents, usable=frozenset(parents))
-    held: dict[str, GrantedSlot] = {}
-    guests: dict[str, GuestReport] = {}
-
-    def offered(node: NodeKey, _: str) -> int:
-        return parents[node.name] - sum(s.node == node.name and not s.apart for s in held.values())
-
-    for step in range(40):
-        if guests and rng.random() < 0.4:
-            del guests[rng.choice(sorted(guests))]
-        else:
-            guests[f"g{step}"] = guest(f"g{step}", machine="g/small")
-
-        for _ in range(5):
-            found = plan_child_grants(of, guests.values(), held, offered, NOW)
-            for uid in found.withdrawn:
-                del held[uid]
-            held.update({s.uid: s for s in [*found.observed, *found.granted]})
-            if not (found.withdrawn or found.observed or found.granted):
-                break
-        for node, count in parents.items():
-            here = [s for s in held.values() if s.node == node]
-            assert sum(not s.apart for s in here) == -(-len(here) // per_parent) <= count
-        assert len(held) <= most and held.keys() <= guests.keys()
-        room = sum(count * per_parent for count in parents.values())
-        assert len(held) == min(most, room, len(guests)), "nobody waits beside a free place"

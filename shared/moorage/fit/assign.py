@@ -34,6 +34,7 @@ from .pod_rules import ExclusiveNodes, PodRules, compile_rules
 from .protocols import Amounts, Ids, Mask, Rows
 from .rule_limits import rule_limits
 from .rule_packing import pack_with_rules
+from .shared_slots import SharedNodes
 
 MAX_STEPS = 20_000
 
@@ -81,6 +82,11 @@ class _ClusterNodes:
             at = np.flatnonzero(where == row)
             for column, resource in enumerate(self.resources):
                 self.free[at, column] -= amounts.get(resource, 0)
+        shared = SharedNodes(rows, where, shapes, taken)
+        for position, left in shared.free().items() if taken else ():
+            for column, resource in enumerate(self.resources):
+                if resource in left:
+                    self.free[position, column] = left[resource]
         self.feasible = _eligible_by_shape(rows, shapes, where)
         self._alone: dict[tuple[int, tuple[int, ...]], bool] = {}
         self.rules: PodRules | None = None
@@ -91,7 +97,7 @@ class _ClusterNodes:
             self.rules, self.exclusive = compile_rules(rows, where, shapes, fixed, groups)
             self.free = np.column_stack([self.free, *(exclusive.free for exclusive in self.exclusive)])
         self.inner: InnerNodes | None = None
-        if any(asks_parts(shape, rows) for shape in shapes):
+        if shared or any(asks_parts(shape, rows) for shape in shapes):
             self.inner = InnerNodes(rows, where, shapes, taken)
 
     def need(self, number: int, granted: Iterable[int]) -> list[int]:
@@ -190,10 +196,13 @@ class _ClusterNodes:
         assert self.inner is not None
         for at in np.flatnonzero(packed.any(axis=0)).tolist():
             if not self.inner.holds(at, packed[:, at].tolist(), granted):
-                return next(n for n, shape in enumerate(self.shapes) if packed[n, at] and asks_parts(shape, self.rows))
+                return next(n for n in np.flatnonzero(packed[:, at]).tolist() if self._asks_inside(n))
         if not self.inner.holds_all(packed, granted):
-            return next(n for n, shape in enumerate(self.shapes) if packed[n].any() and asks_parts(shape, self.rows))
+            return next(n for n in np.flatnonzero(packed.any(axis=1)).tolist() if self._asks_inside(n))
         return None
+
+    def _asks_inside(self, number: int) -> bool:
+        return asks_parts(self.shapes[number], self.rows) or bool(self.shapes[number].machine)
 
     def _first_with_rules(self) -> int:
         return next(number for number, shape in enumerate(self.shapes) if shape.rules)

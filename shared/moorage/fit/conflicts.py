@@ -24,6 +24,7 @@ from .assign import Unassigned, assign
 from .cluster_fit import changed_clusters, merge_changed, rows_of_clusters, unsupported_reason
 from .node_filter import eligible
 from .protocols import Amounts, Ids, Mask, Rows
+from .shared_slots import several_types
 
 #: The exact search runs on at most this many clusters, with this many steps for all of them.
 MAX_EXACT_CLUSTERS, MAX_STEPS = 64, 20_000
@@ -141,14 +142,17 @@ def conflicts(rows: Rows, a: Sequence[Shape], b: Sequence[Shape], both: Mask, *,
     undecided &= ~proven
     if not joint.groups:
         return proven
-    undecided &= ~joint.certainly_fit()
+    in_shared_slots = several_types(shapes)  # of which what is free of each type does not tell what fits together
+    if not in_shared_slots:
+        undecided &= ~joint.certainly_fit()
     if undecided.any():
         joint.restrict(undecided)
         proven |= joint.cannot_fit() & undecided
         undecided &= ~proven
     if undecided.any():
         joint.restrict(undecided)
-        undecided &= ~joint.fit_greedily()
+        if not in_shared_slots:
+            undecided &= ~joint.fit_greedily()
         # For few pods the search is complete whatever its bound, so more clusters are searched then.
         limit = MAX_EXACT_CLUSTERS if joint.total <= 4 else MAX_EXACT_CLUSTERS // 4
         mandatory = [_without_optional(shape) for shape in shapes]
@@ -165,6 +169,8 @@ def envelope(shapes: Sequence[Shape]) -> Shape | None:
     envelope whose fit is cached."""
     pods = [shape for shape in shapes if shape.per_node or shape.count]
     if any(shape.per_node or shape.rules or unsupported_reason(shape) for shape in pods) or not pods:
+        return None
+    if several_types(pods):
         return None
     alternatives = [{tuple(term) for term in shape.terms} for shape in pods if shape.terms]
     distinct = list({frozenset(terms): terms for terms in alternatives}.values())

@@ -21,6 +21,7 @@ from .class_scope import depends_on_cluster, within_cluster
 from .inner_rows import EMPTY, in_trees, nodes_by_layout, open_pods_on
 from .inside import STEPS, Asked, NodeState, StaticInside, asks_parts, assign_together, consumed_entries, place_on
 from .protocols import Ids, Rows
+from .shared_slots import SharedNodes
 
 #: Parts that nodes of one search have: with more, it ends after fewer steps, as each takes longer.
 _PARTS = 256
@@ -33,6 +34,7 @@ class InnerNodes:
     def __init__(
         self, rows: Rows, where: Ids, shapes: Sequence[Shape], taken: Mapping[int, Mapping[str, int]] | None = None
     ) -> None:
+        self._slots = SharedNodes(rows, where, shapes, taken or {})
         if len(where) and any(map(depends_on_cluster, shapes)):
             shapes = [within_cluster(shape, rows.names[int(rows.cluster[where[0]])]) for shape in shapes]
         self.rows, self.where, self.shapes = rows, where, shapes
@@ -116,6 +118,14 @@ class InnerNodes:
             found = self._states[at] = NodeState.of(layout, free, open_pods_on(self.rows, row))
         return found
 
+    @property
+    def shares_slots(self) -> bool:
+        return bool(self._slots)
+
+    def state_key(self, at: int) -> object:
+        """Returns a key that is equal for nodes that hold the same."""
+        return id(self.node_state(at)), self._slots.state(at)
+
     def asked(self, number: int, granted: Iterable[int]) -> Asked:
         key = number, tuple(granted)
         found = self._askings.get(key)
@@ -125,6 +135,8 @@ class InnerNodes:
 
     def assign(self, at: int, counts: Sequence[int], granted: Sequence[Sequence[int]]) -> list[list[PodPlace]] | None:
         """Returns the parts of each pod, by shape, if the node holds so many pods of each. Raises BudgetExceeded."""
+        if not self._slots.holds(at, counts):
+            return None
         asking = [n for n, count in enumerate(counts) if count and asks_parts(self.shapes[n], self.rows)]
         for n in asking:
             allowed = self.allowed[n]
@@ -202,6 +214,8 @@ class InnerNodes:
         self._together[key] = None
         asking: list[list[int]] = []
         for at in nodes:
+            if not self._slots.holds(at, packed[:, at].tolist()):
+                return None
             asking.append([n for n in range(len(packed)) if packed[n, at] and asks_parts(self.shapes[n], self.rows)])
             if any((allowed := self.allowed[n]) is not None and not allowed[at] for n in asking[-1]):
                 return None
@@ -231,7 +245,8 @@ class InnerNodes:
 
     def most(self, at: int, counts: Sequence[int], number: int, limit: int, granted: Sequence[Sequence[int]]) -> int:
         """Returns how many pods of a shape the node holds beside these pods, at most `limit`."""
-        if not asks_parts(self.shapes[number], self.rows) or limit <= 0:
+        asks = asks_parts(self.shapes[number], self.rows) or self._slots.concerns(number)
+        if not asks or limit <= 0:
             return max(limit, 0)
 
         def holds(count: int) -> bool:
@@ -284,7 +299,7 @@ class InnerGroups:
 
     def state(self, node: int) -> object:
         """Returns a key that is equal for nodes that hold the same, and reach the same parts as others."""
-        return id(self._nodes.node_state(node)), self.in_common.get(node)
+        return self._nodes.state_key(node), self.in_common.get(node)
 
     @property
     def in_common(self) -> Mapping[int, frozenset[str]]:
@@ -297,6 +312,8 @@ class InnerGroups:
         """Returns pods per group and node that fit together, or None as the proof that there are none. `room`: what nodes have free,
         of which a pod of each group needs so much. Raises BudgetExceeded."""
         nodes, common = self._nodes, self.in_common
+        if nodes.shares_slots:
+            raise BudgetExceeded  # parts and shared slots are not searched together
         where = self._distinct(counts, room, feasible)
         numbers = [*self._numbers, *np.flatnonzero(self._fixed.any(axis=1)).tolist()]
         asked = {n: nodes.asked(n, self._granted[n]) for n in numbers}

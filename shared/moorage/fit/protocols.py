@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moorage.model.reports import Taint
+from moorage.model.shared_slots import SharedSlots
 from moorage.model.slots import PodParts
 from moorage.parts.inside import Layout
 
@@ -101,6 +102,8 @@ class Rows(Protocol):
     names: list[str]  # of clusters
     #: Cluster → node whose kubelet aligns pods → the pods that may still arrive there, by what their slots take of its parts.
     open_pods: dict[int, dict[str, Mapping[PodParts, int]]]
+    #: Cluster → node with slots that several machine types share.
+    shared_slots: dict[int, dict[str, tuple[SharedSlots, ...]]]
 
     @property
     def parts(self) -> PartTable: ...

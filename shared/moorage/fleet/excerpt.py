@@ -13,6 +13,7 @@ from moorage.candidates import pack, unpack
 from moorage.model.base import Model
 from moorage.model.candidates import PackedSet
 from moorage.model.reports import Taint
+from moorage.model.shared_slots import SharedSlots
 from moorage.model.slots import PodParts
 from moorage.parts.identities import mentions_identity
 from moorage.parts.inside import common_source
@@ -34,7 +35,8 @@ class Excerpt(Model, kw_only=True):
     """A part of a fleet, encoded. `rows` is a patch with the clusters whose rows are known, `amounts` what these rows have
     allocatable and free, by resource. `sums` has what the clusters
     `summed` have free and allocatable, by resource. `joined`: by epoch, the clusters that joined after it. `open_pods`: by
-    cluster and node, the pods that may still arrive where a kubelet aligns them."""
+    cluster and node, the pods that may still arrive where a kubelet aligns them. `shared_slots`: by cluster and node, those that several
+    machine types share."""
 
     epoch: str
     size: int
@@ -47,6 +49,7 @@ class Excerpt(Model, kw_only=True):
     sums: dict[str, tuple[bytes, bytes]]
     joined: dict[str, PackedSet] = {}
     open_pods: dict[int, dict[str, list[tuple[PodParts, int]]]] = {}
+    shared_slots: dict[int, dict[str, tuple[SharedSlots, ...]]] = {}
 
 
 @dataclass(slots=True)
@@ -72,6 +75,7 @@ class FleetCopy:
     uses: NDArray[np.int64] | None = None  # of parts, what is in use or claimed
     layout_sets: Sequence[bytes] = ()
     open_pods: dict[int, dict[str, Mapping[PodParts, int]]] = field(default_factory=dict)
+    shared_slots: dict[int, dict[str, tuple[SharedSlots, ...]]] = field(default_factory=dict)
 
     def encode(self, summed: Sequence[int], named: Iterable[str], mentioned: bytes) -> Excerpt:
         """Returns the copy encoded, with the sums of the clusters `summed`, and the numbers of those that are `named`. Labels
@@ -118,6 +122,7 @@ class FleetCopy:
                 cid: {node: sorted(pods.items()) for node, pods in nodes.items()}
                 for cid, nodes in self.open_pods.items()
             },
+            shared_slots=self.shared_slots,
         )
 
     def _layouts_of_rows(self, numbers: NDArray[np.int32], mentioned: bytes) -> tuple[NDArray[np.intp], list[bytes]]:
@@ -172,6 +177,7 @@ def copy_of(
         fleet.taint_sets,
         *_inside_of(fleet, cids.tolist(), rows),
         {cid: dict(fleet.open_pods[cid]) for cid in cids.tolist() if cid in fleet.open_pods},
+        {cid: dict(fleet.shared_slots[cid]) for cid in cids.tolist() if cid in fleet.shared_slots},
     )
 
 
@@ -244,6 +250,7 @@ class ExcerptFleet(Fleet):
         self.open_pods = {
             cid: {node: dict(pods) for node, pods in nodes.items()} for cid, nodes in excerpt.open_pods.items()
         }
+        self.shared_slots = excerpt.shared_slots
         self._joined_after = {epoch: unpack(packed, {}, self.size) for epoch, packed in excerpt.joined.items()}
 
     def _columns(self, free: bytes, allocatable: bytes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from moorage.collections.blocks import grown, spread
 from moorage.model.reports import Taint
 from moorage.model.shapes import EXCLUSIVE
+from moorage.model.shared_slots import SharedSlots
 from moorage.model.slots import PodParts, part_and_class, part_resources
 from moorage.parts.inside import Layout, layout_of, part_id, path_of
 from moorage.podspec import is_host_port
@@ -63,6 +64,9 @@ class Fleet(ClusterColumns):
         self._improved_cluster: NDArray[np.int64] = np.empty(0, np.int64)
         self.pods = ClaimedPods()
         self.open_pods: dict[int, dict[str, Mapping[PodParts, int]]] = {}  # cluster → node whose kubelet aligns pods
+        self.shared_slots: dict[
+            int, dict[str, tuple[SharedSlots, ...]]
+        ] = {}  # cluster → node with slots for several types
         self._sums = ClusterSums(self)
         self._reset_tick = 0
         # The dictionary. Entry 0 of each is the empty set.
@@ -153,6 +157,13 @@ class Fleet(ClusterColumns):
         self._changed[cid] = self.tick
         if sign < 0:
             self._improved[row] = self._improved_cluster[cid] = self.tick
+
+    def set_shared_slots(self, cid: int, node: str, slots: tuple[SharedSlots, ...]) -> None:
+        """Sets which slots of a node types of machines share. What is free of each type is a column."""
+        if slots:
+            self.shared_slots.setdefault(cid, {})[node] = slots
+        elif (nodes := self.shared_slots.get(cid)) is not None and nodes.pop(node, None) is not None and not nodes:
+            del self.shared_slots[cid]
 
     def set_open_pods(self, cid: int, node: str, pods: Mapping[PodParts, int]) -> None:
         """Sets which pods may still arrive at a node, by what their slots take of its parts."""
@@ -328,7 +339,7 @@ class Fleet(ClusterColumns):
         self._announce(FleetChange(np.flatnonzero(self.known).astype(np.int32), reset=True))
 
     def _take_contents(self, other: Fleet) -> None:
-        self.open_pods = other.open_pods
+        self.open_pods, self.shared_slots = other.open_pods, other.shared_slots
         self._changed = other._changed
         self._improved_cluster = other._improved_cluster
         self.pods = other.pods

@@ -28,10 +28,11 @@ from .families import (
     strays_have_open_slots,
 )
 from .ledger import Changes, Ledger
-from .machine_room import add_slot, granted_room, reserved_room
+from .machine_room import add_slot, granted_room, loses_taken, reserved_room
 from .open_pods import OpenPods
 from .part_moves import parts_moved
 from .room import free_of
+from .shared_room import SharedRoom, taken_with
 
 FamilyAmounts = dict[Family, NodeAmounts]
 ClusterAmounts = Mapping[str, NodeAmounts]
@@ -60,6 +61,7 @@ class Capacity:
         self._reserved: dict[str, ClusterAmounts] = {}  # reservation of machines → what its slots take
         self._granted: dict[str, ClusterAmounts] = {}  # guest → what it takes of slots
         self._reservation_of: dict[str, set[str]] = {}  # claim whose pods fill slots → reservations
+        self._shared = SharedRoom()
         # Entry → what it takes beyond what its consumers, reservations or guests take now.
         self._entries_in_flight: dict[str, ClusterAmounts] = {}
         self._totals: dict[str, NodeAmounts] = {}  # by cluster
@@ -181,6 +183,19 @@ class Capacity:
                 if row is None or not self.fleet.usable[row] or not holds_open_pods(self.fleet, row):
                     return False
                 if any((free := free_of(self.fleet, row, name)) is None or free < 0 for name in amounts):
+                    return False
+        return True
+
+    def keeps_slots(self, entry: SlotReservations) -> bool:
+        """Returns whether no slot goes that somebody has, unless all slots of the type go."""
+        held = self._entries_in_flight.get(entry.id, {})
+        for reserved in entry.reserved:
+            before = self.ledger.machines.reserved.get(reserved.claim)
+            totals = self._totals.get(reserved.cluster, {})
+            for node in before.slots if before is not None and reserved.slots else ():
+                taken = dict(totals.get(node, {}))
+                add(taken, held.get(reserved.cluster, {}).get(node, {}), -1)
+                if before is not None and loses_taken(before, reserved, node, taken):
                     return False
         return True
 
@@ -335,12 +350,16 @@ class Capacity:
         found = set(self._reservation_of.get(claim, ()))
         active = self.ledger.claims.get(claim)
         if active is not None and active.claim.within:
-            found.add(active.claim.within)
+            found |= {active.claim.within, *self._reservation_of.get(active.claim.within, ())}
         return found
 
+    def _claims_in(self, machine: str, cluster: str) -> tuple[str, ...]:
+        """Returns the claims whose pods fill slots of a machine type."""
+        claim = reservation_claim(machine, cluster)
+        return (claim, *self.ledger.machines.within.get(claim, ()))
+
     def _room_of(self, reserved: ReservedSlots) -> NodeAmounts:
-        claims = (reserved.claim, *self.ledger.machines.within.get(reserved.claim, ()))
-        return reserved_room(reserved, claims, self.fleet)
+        return reserved_room(reserved, lambda machine: self._claims_in(machine, reserved.cluster), self.fleet)
 
     def _recount_machines(self, reservations: Iterable[str], guests: Iterable[str]) -> None:
         machines = self.ledger.machines
@@ -348,12 +367,14 @@ class Capacity:
             before, reserved = self._reserved.pop(ident, {}), machines.reserved.get(ident)
             if reserved is not None:
                 self._reserved[ident] = {reserved.cluster: self._room_of(reserved)}
-                of_children = (reservation_claim(child, reserved.cluster) for child in reserved.children)
-                for claim in (ident, *machines.within.get(ident, ()), *of_children):
-                    self._reservation_of.setdefault(claim, set()).add(ident)
+                for machine in (reserved.machine, *reserved.children):
+                    for claim in self._claims_in(machine, reserved.cluster):
+                        self._reservation_of.setdefault(claim, set()).add(ident)
             else:
                 self._reservation_of.pop(ident, None)
             self._shift_all(before, self._reserved.get(ident, {}))
+            for cluster, node in self._shared.set(ident, reserved):
+                self._dirty.setdefault(cluster, {})[node] = None
         for uid in guests:
             before, slot = self._granted.pop(uid, {}), machines.granted.get(uid)
             if slot is not None and slot.takes:
@@ -405,17 +426,21 @@ class Capacity:
         dirty, self._dirty = self._dirty, {}
         for cluster, nodes in dirty.items():
             cid = self.fleet.ids.get(cluster)
-            totals = self._totals[cluster]
+            totals = self._totals.get(cluster, {})
             for node, before in nodes.items():
                 after = {name: amount for name, amount in totals.get(node, {}).items() if amount}
                 if after:
                     totals[node] = after
                 else:
                     totals.pop(node, None)
-                if cid is not None and after != before:
+                shared = self._shared.on(cluster, node, after)
+                if cid is not None and (shared or node in self.fleet.shared_slots.get(cid, ())):
+                    self.fleet.set_shared_slots(cid, node, shared)
+                    self._take(cid, node, None, taken_with(after, shared))
+                elif cid is not None and after != before:
                     self._take(cid, node, before, after)
             if not totals:
-                del self._totals[cluster]
+                self._totals.pop(cluster, None)
         changed = set(self._open_pods.take_changed())
         if self.fleet.layout is None and not self.fleet.open_pods:
             return  # no kubelet aligns anything
@@ -470,6 +495,7 @@ class Capacity:
     def _fleet_changed(self, change: FleetChange) -> None:
         if change.reset:
             self.fleet.open_pods.clear()
+            self.fleet.shared_slots.clear()
             for family in {*self.ledger.families, *self._claims_in_flight}:
                 self._recount(family)
             self._recount_machines(list(self._reserved), ())

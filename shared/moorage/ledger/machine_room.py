@@ -2,39 +2,67 @@
 
 A slot takes its size until a live pod is in it, whoever's that is: the reservation's own, a guest, or one of an application
 that the mesh placed there. It offers itself as a resource of the node all the time.
+
+What is free of slots in which pods of other types live, too, does not add up by type. It is counted by node, and the fleet's columns
+are brought to it (`SharedRoom`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from moorage.fleet import Fleet
 from moorage.model.claims import SlotGrants
-from moorage.model.machine_slots import ReservedSlots, reservation_claim
+from moorage.model.machine_slots import ReservedSlots
+from moorage.model.shapes import PODS
+from moorage.model.shared_slots import SharedSlots
 
 from .families import NodeAmounts, add
 
 
-def reserved_room(reserved: ReservedSlots, claims: Iterable[str], fleet: Fleet) -> NodeAmounts:
-    """Returns what the slots take by node. Pods of `claims` fill them."""
+def reserved_room(reserved: ReservedSlots, claims_of: Callable[[str], Iterable[str]], fleet: Fleet) -> NodeAmounts:
+    """Returns what the slots take by node. `claims_of`: by machine type, the claims whose pods fill its slots."""
     cid = fleet.ids.get(reserved.cluster)
-    live: dict[str, int] = {}
-    for claim in claims if cid is not None else ():
-        add(live, fleet.pods.live(claim, cid))
-    children = [
-        (size, fleet.pods.live(reservation_claim(child, reserved.cluster), cid) if cid is not None else {})
-        for child, size in reserved.children.items()
-    ]
+
+    def pods(machine: str) -> dict[str, int]:
+        live: dict[str, int] = {}
+        for claim in claims_of(machine) if cid is not None else ():
+            add(live, fleet.pods.live(claim, cid))
+        return live
+
+    live = pods(reserved.machine)
+    children = [(size, pods(child)) for child, size in reserved.children.items()]
     found: NodeAmounts = {}
     for node, count in reserved.slots.items():
         amounts: dict[str, int] = {}
         add(amounts, reserved.size, max(0, count - live.get(node, 0)))
-        for size, pods in children:
+        if children:  # a slot has room for as many pods as may share it
+            amounts[PODS] = max(0, reserved.size.get(PODS, 0) * count - live.get(node, 0))
+        for size, there in children:
             for name, amount in size.items():
-                amounts[name] = max(0, amounts.get(name, 0) - amount * pods.get(node, 0))
+                amounts[name] = max(0, amounts.get(name, 0) - amount * there.get(node, 0))
         add(amounts, reserved.offered(node), -1)
         found[node] = {name: amount for name, amount in amounts.items() if amount}
     return found
+
+
+def loses_taken(before: ReservedSlots, after: ReservedSlots, node: str, totals: Mapping[str, int]) -> bool:
+    """Returns whether a node has fewer slots after than before, and somebody has them. `totals`: what is taken there of each type, less
+    what is offered before."""
+    old, new = occupied(before, node, totals), after.shared(node)
+    most = {kind.resource: kind.most for kind in old.types}
+    capped = any(kind.most is not None and kind.most != most.get(kind.resource) for kind in new.types)
+    if after.slots.get(node, 0) >= before.slots.get(node, 0) and not capped:
+        return False
+    counts = {kind.resource: count for kind, count in zip(old.types, old.taken, strict=True)}
+    was, left = old.free(), new.with_taken(counts).free()
+    return any(free < min(0, was.get(name, 0)) for name, free in left.items())
+
+
+def occupied(reserved: ReservedSlots, node: str, totals: Mapping[str, int]) -> SharedSlots:
+    """Returns the slots of a node with the pods in them. `totals`: what is taken there of each type, less what is offered."""
+    empty = reserved.shared(node)
+    return empty.with_taken(totals).with_taken({empty.types[0].resource: empty.slots})
 
 
 def granted_room(entry: SlotGrants) -> dict[str, NodeAmounts]:

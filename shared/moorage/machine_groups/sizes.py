@@ -7,6 +7,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from moorage.model.machines import Gpu, Machine, MachineType
+from moorage.model.shapes import PODS
 from moorage.parsing import parse_amount
 
 
@@ -95,6 +96,27 @@ def children_of(sizes: Mapping[str, Size]) -> dict[str, list[str]]:
         if size.parent:
             children[size.parent].append(name)
     return children
+
+
+def root_of(sizes: Mapping[str, Size], name: str) -> str:
+    while sizes[name].parent:
+        name = sizes[name].parent
+    return name
+
+
+def per_slot(sizes: Mapping[str, Size], name: str) -> int:
+    """Returns how many of a type one slot of its root holds."""
+    count = 1
+    while sizes[name].parent:
+        count *= sizes[name].per_parent
+        name = sizes[name].parent
+    return count
+
+
+def slot_size(sizes: Mapping[str, Size], name: str) -> dict[str, int]:
+    """Returns what a slot of a type takes of its node: room for as many pods as may share it."""
+    pods = max((per_slot(sizes, other) for other in sizes if root_of(sizes, other) == name), default=1)
+    return {**sizes[name].amounts, PODS: pods}
 
 
 def maximum(machine: Machine, sizes: Mapping[str, Size], machine_type: str) -> int:

@@ -3,6 +3,9 @@
 A slot of a type is an amount 1 of a resource of its node, named after the type (`slot_resource`). A reservation offers it and
 takes the room of the slots; whoever uses a slot takes one of it and no room of its own. So claims of applications and guests
 made in a cluster are counted against each other like any resource, and the sum of a node never moves when a guest comes.
+
+Types that depend on another have a resource each, too. What a node has of these follows from the slots of the type that they live in
+(`shared_slots`).
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import hashlib
 from collections.abc import Mapping
 
 from .base import Model, Value
+from .shared_slots import SharedSlots, SharedType
 
 _PREFIX = "machine:"
 _WINDOW = "@"
@@ -43,10 +47,20 @@ def reservation_claim(machine: str, cluster: str) -> str:
     return hashlib.blake2b(f"machine\0{machine}\0{cluster}".encode(), digest_size=10).hexdigest()
 
 
+class Dependent(Model, kw_only=True):
+    """A machine type that lives in slots of `parent`, both GROUP/TYPE; `per_parent` of it in each. `most`: how many each node may have;
+    None: as many as fit."""
+
+    parent: str
+    per_parent: int
+    most: dict[str, int] | None = None
+
+
 class ReservedSlots(Model, kw_only=True):
     """The slots of a machine type in a cluster. `size` is what one takes of its node. `slots` counts all of them by node; of these,
     `offline` are granted by the cluster alone, and `kept` are for guests of windows only. `windows`: those of each window, by node; of
-    windows that do not overlap they may be the same ones."""
+    windows that do not overlap they may be the same ones. `children` and `dependents`: sizes of the types that live in these slots, and
+    how; logs from before have the sizes only."""
 
     machine: str
     cluster: str
@@ -55,24 +69,41 @@ class ReservedSlots(Model, kw_only=True):
     offline: dict[str, int] = {}
     kept: dict[str, int] = {}
     windows: dict[str, dict[str, int]] = {}
-    children: dict[str, dict[str, int]] = {}  # sizes of the types that live in these slots
+    children: dict[str, dict[str, int]] = {}
+    dependents: dict[str, Dependent] = {}
 
     @property
     def claim(self) -> str:
         return reservation_claim(self.machine, self.cluster)
 
+    def plain(self, node: str) -> int:
+        """Returns how many slots on a node are neither for guests of windows nor for the cluster alone."""
+        return self.slots.get(node, 0) - self.offline.get(node, 0) - self.kept.get(node, 0)
+
+    def shared(self, node: str) -> SharedSlots:
+        """Returns the slots on a node that everyone may use, with nothing in them, and all types that live there."""
+        found = {self.machine: SharedType(slot_resource(self.machine))}
+        below = {key: self.dependents.get(key) or Dependent(parent=self.machine, per_parent=1) for key in self.children}
+        while ready := sorted(key for key, kind in below.items() if kind.parent in found):
+            for key in ready:
+                kind = below.pop(key)
+                most = None if kind.most is None else kind.most.get(node, 0)
+                above = list(found).index(kind.parent)
+                found[key] = SharedType(slot_resource(key), above, kind.per_parent, most)
+        return SharedSlots(self.plain(node), tuple(found.values()), (0,) * len(found))
+
     def offered(self, node: str) -> dict[str, int]:
         """Returns the slots on a node that decisions and grants may use, by resource."""
         found = {slot_resource(self.machine, w): n for w, nodes in self.windows.items() if (n := nodes.get(node, 0))}
-        plain = self.slots.get(node, 0) - self.offline.get(node, 0) - self.kept.get(node, 0)
+        plain = self.plain(node)
         return {slot_resource(self.machine): plain, **found} if plain > 0 else found
 
 
 class GrantedSlot(Value, kw_only=True, frozen=True):
     """A slot that a guest has. `claim` is the label of its Pod: the reservation's, or that of the app that a decision placed, whose
     claim has the slot already. `pool`: the window whose slot it is. `apart`: the slot is counted by `slots` alone, since the cluster
-    gave it, or it is one of a window that ends before the window begins. `parent`: the type in a slot of which it lives; of those that
-    share one, all but one are `apart`. `not_before` and `until` are in seconds since 1970."""
+    gave it, or it is one of a window that ends before the window begins. `parent`: the type in a slot of which it lives; logs from before
+    have some of these `apart`. `not_before` and `until` are in seconds since 1970."""
 
     uid: str
     machine: str
@@ -93,6 +124,6 @@ class GrantedSlot(Value, kw_only=True, frozen=True):
     @property
     def takes(self) -> dict[str, int]:
         """Returns what the guest takes of the node's slots beyond what the claim of its app does."""
-        if self.apart or self.claim != reservation_claim(self.machine, self.cluster):
+        if (self.apart and not self.parent) or self.claim != reservation_claim(self.machine, self.cluster):
             return {}
-        return {slot_resource(self.parent or self.machine, self.pool): 1}
+        return {slot_resource(self.machine, self.pool): 1}

@@ -12,6 +12,7 @@ from moorage.fleet import Fleet
 from moorage.ledger import NodeAmounts
 from moorage.ledger.families import add
 from moorage.ledger.room import unclaimed_of
+from moorage.model.shared_slots import SharedSlots
 from moorage.model.slots import part_and_class, part_resources, resource_of_part
 from moorage.parts.inside import part_id
 
@@ -22,7 +23,7 @@ class PartLinks:
     """Tells what a unit of a part takes of parts, itself among them, at each node. `rows`: those of the cluster's nodes."""
 
     def __init__(self, fleet: Fleet, cid: int, rows: Mapping[str, int]) -> None:
-        self._fleet, self.rows = fleet, rows
+        self._fleet, self.cid, self.rows = fleet, cid, rows
         self._shared = fleet.parts.shared_in(cid) if fleet.layout is not None else {}
         self._known: dict[tuple[str, str], list[tuple[str, str, int]]] = {}
 
@@ -65,7 +66,8 @@ class PartLinks:
 
 class NodeRoom:
     """What nodes have free of the resources of claims, and of the parts that their slots name. `taken` is what is taken of the parts
-    themselves, at the nodes for which it is taken."""
+    themselves, at the nodes for which it is taken. Of machine types that share slots, `free` has what each of them takes, and offers,
+    for itself."""
 
     def __init__(self, fleet: Fleet, links: PartLinks, free: NodeAmounts, taken: NodeAmounts | None = None) -> None:
         self._fleet, self._links = fleet, links
@@ -106,16 +108,33 @@ class NodeRoom:
         needed: dict[tuple[str, str], int] = {}
         for where, name, amount in self._links.spread(node, amounts):
             needed[where, name] = needed.get((where, name), 0) + amount
-        return all(
+        shared = self.shared(node)
+        of_shared = {kind.resource for slots in shared for kind in slots.types}
+        return all(slots.holds(amounts) for slots in shared) and all(
             amount <= self.free[where].get(name, 0)
             for (where, name), amount in needed.items()
-            if amount and where in self.free
+            if amount and where in self.free and name not in of_shared
         )
+
+    def shared(self, node: str) -> tuple[SharedSlots, ...]:
+        """Returns the slots of a node that several machine types share, with what is taken of each."""
+        found = []
+        free = self.free.get(node, {})
+        for slots in self._fleet.shared_slots.get(self._links.cid, {}).get(node, ()):
+            first, *others = slots.types
+            taken = (-free.get(kind.resource, 0) for kind in others)
+            found.append(slots._replace(taken=(slots.slots - free.get(first.resource, 0), *taken)))
+        return tuple(found)
+
+    def free_of_shared(self, node: str) -> dict[str, int]:
+        """Returns what is free of each machine type that shares slots of a node with others."""
+        return {name: amount for slots in self.shared(node) for name, amount in slots.free().items()}
 
     def lacks(self, node: str, amounts: Mapping[str, int]) -> bool:
         """Returns whether more was taken than there is of something that these amounts take of."""
+        shared = self.free_of_shared(node)
         return any(
-            amount and where in self.free and self.free[where].get(name, -1) < 0
+            amount and where in self.free and shared.get(name, self.free[where].get(name, -1)) < 0
             for where, name, amount in self._links.spread(node, amounts)
         )
 

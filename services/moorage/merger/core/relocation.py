@@ -16,6 +16,7 @@ from moorage.ledger.room import of_node
 from moorage.model.claims import Shortfall, Slot
 from moorage.model.part_names import is_class
 from moorage.model.shapes import Shape
+from moorage.model.shared_slots import SharedSlots
 from moorage.model.slots import part_and_class, part_resources, place_in
 
 from .node_room import NodeRoom
@@ -32,6 +33,7 @@ class _AdjustedRows:
 
     fleet: Fleet
     amounts: dict[str, Amounts]
+    shared_slots: dict[int, dict[str, tuple[SharedSlots, ...]]]
 
     @property
     def open_pods(self) -> dict[int, object]:
@@ -107,6 +109,8 @@ class Relocation:
                 room.take(place.node, place.resources)
         free, nodes = room.free, [node for node in room.free if self._draft.is_usable(node)]
         needs = {name: amount for name, amount in sorted(of_node(resources).items()) if amount}
+        for node in nodes:
+            free[node] |= room.free_of_shared(node)
         best = {name: max((max(0, free[node].get(name, 0)) for node in nodes), default=0) for name in needs}
         for name, amount in self._of_parts(resources).items():
             needs[name], best[name] = amount, self._most_free(name, nodes, room)
@@ -148,7 +152,7 @@ class Relocation:
             waits = lenient and place.withdrawn and draft.leaves(place.group)
             if (id(place) not in moving or not stays.isdisjoint(place.members)) and not waits:
                 free.take(place.node, place.resources)
-        for node, amounts in draft.around.held.items():
+        for node, amounts in draft.held():
             free.take(node, amounts)
         if lenient:
             for node, amounts in draft.leaving.items():
@@ -219,7 +223,7 @@ class Relocation:
                 continue
             column = columns[name] = column.copy()
             for node, row in draft.rows.items():
-                column[row] = left.free[node].get(name, 0)
+                column[row] = (left.free[node] | left.free_of_shared(node)).get(name, 0)
         kept: list[list[Slot]] | None = None
         if any(shape.rules for shape in shapes):
             idents = list(dict.fromkeys(places[0].claim.id for places in runs.values()))
@@ -227,7 +231,8 @@ class Relocation:
             shapes += [shape for _, shape in others]
             kept = self._staying([places[0].claim.id for places in runs.values()], moving)
             kept += self._staying([ident for ident, _ in others], moving)
-        rows = _AdjustedRows(fleet, columns)
+        shared = {node: types for node in draft.rows if (types := left.shared(node))}
+        rows = _AdjustedRows(fleet, columns, {draft.cid: shared})
         found = assign(rows, draft.where, shapes, kept=kept, taken=left.beyond_fleet())  # type: ignore[arg-type]
         if not isinstance(found, Assigned):
             return None

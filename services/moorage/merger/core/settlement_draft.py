@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -21,6 +21,7 @@ from moorage.ledger.families import Place as FamilyPlace
 from moorage.ledger.part_moves import follow_parts, parts_moved, same_slots
 from moorage.model.claims import Claim, Slot, claim_id
 from moorage.model.groups import Revision
+from moorage.model.machine_slots import machine_of, uses_slots, without_slots
 from moorage.model.shapes import Shape, on_nodes
 from moorage.model.slots import PodPlace, moved, part_and_class, part_resources, place_in, resized, taken_by, with_parts
 
@@ -255,7 +256,9 @@ class Draft:
     def _is_at_rest(self, active: ActiveClaim) -> bool:
         """Returns whether the claim stays and each of its slots has a pod that does. Most are so, and are read quickly."""
         claim, pods = active.claim, self.fleet.pods
-        if active.withdrawn or pods.ending(claim.id, self.cid) or any(s.surge or s.parts for s in claim.slots):
+        if active.withdrawn or pods.ending(claim.id, self.cid):
+            return False
+        if any(slot.surge or slot.parts or uses_slots(slot.resources) for slot in claim.slots):
             return False
         wanted: dict[str, int] = {}
         for slot in claim.slots:
@@ -307,7 +310,7 @@ class Draft:
         fleet, where = self.fleet, self.where
         slots = [slot for active in self.active.values() for slot in active.claim.slots]
         free: NodeAmounts = {node: {} for node in self.rows}
-        for name in sorted({name for slot in slots for name in slot.resources}):
+        for name in sorted({name for slot in slots for name in slot.resources} | self._shared_types()):
             allocatable = fleet.allocatable(name)
             if allocatable is None:
                 continue
@@ -323,7 +326,19 @@ class Draft:
                 room.know(place.node, place.resources)
         for node, amounts in self.growing.items():
             room.take(node, amounts)
+        for node, amounts in self.around.held.items():
+            # Slots of machines are offered by what is held. Nobody reports them, so a node has no others.
+            room.take(node, {name: amount for name, amount in amounts.items() if machine_of(name) is not None})
         return room
+
+    def held(self) -> Iterator[tuple[str, dict[str, int]]]:
+        """Yields what decisions in flight, allocations and machines take of nodes, but for the slots of machines."""
+        return ((node, without_slots(amounts)) for node, amounts in self.around.held.items())
+
+    def _shared_types(self) -> set[str]:
+        """Returns the machine types whose slots are shared here. Each takes of what the others may have."""
+        shared = self.fleet.shared_slots.get(self.cid, {}).values()
+        return {kind.resource for on_node in shared for slots in on_node for kind in slots.types}
 
     # -- pods ---------------------------------------------------------------------------------------------------------
 
@@ -459,7 +474,7 @@ class Draft:
             if wanted <= have:
                 continue
             room = self._room_beside(self.open())
-            for node, amounts in self.around.held.items():
+            for node, amounts in self.held():
                 room.take(node, amounts)
             for node in sorted(wanted - have):
                 plain = resized(moved(model, node, self.host(node)), 1, surge=False)

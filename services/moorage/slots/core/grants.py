@@ -25,7 +25,7 @@ ANYWHERE = PlacedGuests({}, lambda _uid: "", lambda _node, _key: None)
 class SlotUse(NamedTuple):
     """A machine type in a cluster. `total`: its slots there that the mesh promises. `claims`: applications that the mesh placed into
     its slots, with the slots of each by node. `kept`: slots that are for guests of windows. `last`: nodes of the reservations that
-    leave first. `usable`: nodes on which slots are granted."""
+    leave first. `usable`: nodes on which slots are granted. `parent`: the type in whose slots it lives."""
 
     machine: str
     cluster: str
@@ -37,6 +37,7 @@ class SlotUse(NamedTuple):
     claims: Mapping[str, Mapping[str, int]] = {}
     last: Sequence[str] = ()
     usable: frozenset[str] = frozenset()
+    parent: str = ""
 
 
 @dataclass(slots=True)
@@ -167,6 +168,7 @@ def granted_slot(
         not_before=span.begin if span is not None else 0.0,
         until=min(until or span.end, span.end) if span is not None else until,
         at=now,
+        parent=use.parent,
     )
 
 

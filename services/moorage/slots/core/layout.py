@@ -6,12 +6,13 @@ the order of the pool.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import NamedTuple, Protocol
 
 from moorage.machine_groups import Size, maximum, sizes
+from moorage.machine_groups.sizes import slot_size
 from moorage.model.machines import Machine
 
 #: Seconds for which unused slots stay on a node that is not ready.
@@ -48,9 +49,10 @@ class Room(Protocol):
 
 @dataclass(slots=True)
 class TypeLayout:
-    """`slots` by node. `short`: how many are missing, because of `why`."""
+    """`slots` by node. `takes`: what one takes of its node. `short`: how many are missing, because of `why`."""
 
     size: Size
+    takes: Mapping[str, int]
     maximum: int
     slots: NodeCounts = field(default_factory=dict)
     short: int = 0
@@ -66,7 +68,11 @@ def lay_out(
 ) -> dict[str, TypeLayout]:
     """Returns the layout of each type that is no child of another. `held` are its slots now, `used` those that somebody has."""
     found = sizes(machine)
-    layouts = {name: TypeLayout(size, maximum(machine, found, name)) for name, size in found.items() if not size.parent}
+    layouts = {
+        name: TypeLayout(size, slot_size(found, name), maximum(machine, found, name))
+        for name, size in found.items()
+        if not size.parent
+    }
     ordered = [t.name for t in machine.types if t.name in layouts]
     left: dict[NodeKey, dict[str, int]] = {}
     for name in ordered:
@@ -112,15 +118,15 @@ def _fit_together(
             count = layout.slots.get(node.key, 0)
             if not count:
                 continue
-            free = _left(node.key, layout.size, left, room)
-            fits = _times(free, layout.size.amounts)
+            free = _left(node.key, layout.takes, left, room)
+            fits = _times(free, layout.takes)
             least = used.get(name, {}).get(node.key, 0)
             stays = max(least, min(count, fits))
             if stays:
                 layout.slots[node.key] = stays
             else:
                 del layout.slots[node.key]
-            for resource, amount in layout.size.amounts.items():
+            for resource, amount in layout.takes.items():
                 free[resource] -= stays * amount
 
 
@@ -141,14 +147,14 @@ def _extend(
         if (why := _unsuitable(node.key, layout.size, room)) is not None:
             best = best or why
             continue
-        free = _left(node.key, layout.size, left, room)
-        more = min(missing, _times(free, layout.size.amounts))
+        free = _left(node.key, layout.takes, left, room)
+        more = min(missing, _times(free, layout.takes))
         if more < missing:
-            best = _scarcest(node.key, free, layout.size.amounts, more)
+            best = _scarcest(node.key, free, layout.takes, more)
         if more > 0:
             layout.slots[node.key] = layout.slots.get(node.key, 0) + more
             missing -= more
-            for resource, amount in layout.size.amounts.items():
+            for resource, amount in layout.takes.items():
                 free[resource] -= more * amount
     layout.short = max(0, missing)
     layout.why = (best or "no node of its pool is ready") if missing > 0 else ""
@@ -165,9 +171,9 @@ def _unsuitable(node: NodeKey, size: Size, room: Room) -> str | None:
     return None
 
 
-def _left(node: NodeKey, size: Size, left: dict[NodeKey, dict[str, int]], room: Room) -> dict[str, int]:
+def _left(node: NodeKey, takes: Iterable[str], left: dict[NodeKey, dict[str, int]], room: Room) -> dict[str, int]:
     free = left.setdefault(node, {})
-    for resource in size.amounts:
+    for resource in takes:
         if resource not in free:
             free[resource] = room.free(node, resource)
     return free

@@ -7,13 +7,17 @@ from dataclasses import dataclass, field
 
 from moorage.fleet import Fleet
 from moorage.ledger import Ledger
+from moorage.machine_groups import sizes
+from moorage.machine_groups.sizes import slot_size
 from moorage.machine_groups.windows import Span
 from moorage.model.machine_slots import ReservedSlots, reservation_claim
 from moorage.model.machines import MachineDocument, MachineType
 
+from .dependent_types import in_use, limits
 from .layout import PATIENCE, NodeCounts, NodeKey, PooledNode, TypeLayout, lay_out
 from .mesh_machines import StoredMachine, share_of
-from .planner import FleetRoom, Planner, children_sizes
+from .planner import FleetRoom, Planner, children_sizes, dependents
+from .slot_pods import pods_in_slots
 from .state import ClusterMachines
 from .window_slots import by_window, less, spread
 
@@ -32,17 +36,18 @@ def lay_out_over_clusters(
 ) -> MeshLayout:
     machine, found = stored.machine, MeshLayout()
     held: dict[str, NodeCounts] = {}
-    used: dict[str, NodeCounts] = {}
-    for kind in machine.types:
-        key = f"{machine.group}/{kind.name}"
-        for cluster in stored.clusters:
-            reserved = ledger.machines.reserved.get(reservation_claim(key, cluster))
+    pods = pods_in_slots(ledger, machine, stored.clusters)
+    allowed: dict[str, NodeCounts] = {}
+    for cluster in stored.clusters:
+        planner = Planner(fleet, ledger, clusters.get(cluster, ClusterMachines(cluster)), now)
+        for kind in machine.types:
+            reserved = ledger.machines.reserved.get(reservation_claim(f"{machine.group}/{kind.name}", cluster))
             for node, count in reserved.slots.items() if reserved is not None else ():
                 held.setdefault(kind.name, {})[NodeKey(cluster, node)] = count
-            state = clusters.get(cluster, ClusterMachines(cluster))
-            used.setdefault(kind.name, {}).update(Planner(fleet, ledger, state, now).used(key))
+            for name, places in planner.allowed(machine, kind.name).items():
+                allowed.setdefault(name, {}).update(places)
     nodes = [_pooled(stored, number, clusters, fleet, now) for number in range(len(machine.node_pool))]
-    layouts = lay_out(machine, nodes, held, used, FleetRoom(fleet, ledger, machine))
+    layouts = lay_out(machine, nodes, held, in_use(machine, pods), FleetRoom(fleet, ledger, machine))
     windows: dict[str, dict[str, NodeCounts]] = {}
     for kind in machine.types:
         layout = layouts.get(kind.name)
@@ -51,7 +56,7 @@ def lay_out_over_clusters(
         key = f"{machine.group}/{kind.name}"
         if layout.short:
             found.why[key] = f"{layout.maximum - layout.short} of {layout.maximum} slots fit; {layout.why}"
-        windows[kind.name] = _reserve(key, kind, layout, stored, ledger, now, found)
+        windows[kind.name] = _reserve(key, kind, layout, stored, ledger, now, found, pods, allowed)
     slots = {name: layout.slots for name, layout in layouts.items()}
     short = {name: layout.short for name, layout in layouts.items()}
     found.shares = {cluster: share_of(stored, cluster, slots, short, windows) for cluster in stored.clusters}
@@ -66,17 +71,22 @@ def _reserve(
     ledger: Ledger,
     now: float,
     found: MeshLayout,
+    pods: Mapping[str, NodeCounts],
+    allowed: Mapping[str, NodeCounts],
 ) -> dict[str, NodeCounts]:
     """Notes the reservations of a type that change. Returns the slots of each window."""
     offline = spread(layout.slots, kind.offline_slots, last=True)
     spans = [span for span in map(Span.of, kind.windows) if span.end > now]
     kept, windows = by_window(spans, less(layout.slots, offline))
+    most = limits(stored.machine, kind.name, less(less(layout.slots, offline), kept), pods, allowed)
+    size = slot_size(sizes(stored.machine), kind.name)
     for cluster in stored.clusters:
         wanted = ReservedSlots(
             machine=key,
             cluster=cluster,
-            size={**layout.size.amounts, "pods": 1},
+            size=size,
             children=children_sizes(stored.machine, kind.name),
+            dependents=dependents(stored.machine, kind.name, most, cluster),
             slots=_in(cluster, layout.slots),
             offline=_in(cluster, offline),
             kept=_in(cluster, kept),

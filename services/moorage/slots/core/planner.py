@@ -8,10 +8,11 @@ from types import MappingProxyType
 
 from moorage.fleet import HOSTNAME, Fleet
 from moorage.ledger import Ledger
-from moorage.machine_groups import maximum, sizes
+from moorage.machine_groups import sizes
 from moorage.machine_groups.guest_rules import PlacedGuests
+from moorage.machine_groups.sizes import per_slot, root_of, slot_size
 from moorage.machine_groups.windows import Span, next_time
-from moorage.model.machine_slots import GrantedSlot, ReservedSlots, reservation_claim
+from moorage.model.machine_slots import Dependent, GrantedSlot, ReservedSlots, reservation_claim
 from moorage.model.machines import (
     Allow,
     Grant,
@@ -22,11 +23,13 @@ from moorage.model.machines import (
     Reservation,
     WaitingReason,
 )
+from moorage.model.shapes import PODS
 
-from .child_grants import ChildUse, plan_child_grants
+from .dependent_types import in_use, limits, types_below
 from .grants import GrantPlan, SlotUse, plan_grants
 from .layout import PATIENCE, NodeCounts, NodeKey, PooledNode, TypeLayout, lay_out
 from .mesh_machines import StoredMachine
+from .slot_pods import claims_within, pods_in_slots
 from .state import ClusterMachines
 from .window_slots import by_window, less, spread
 
@@ -57,10 +60,9 @@ class FleetRoom:
 
     def __init__(self, fleet: Fleet, ledger: Ledger, machine: Machine) -> None:
         self._fleet, self._ledger, self._group = fleet, ledger, f"{machine.group}/"
+        found = sizes(machine)
         self._sizes = {
-            f"{machine.group}/{name}": {**size.amounts, "pods": 1}
-            for name, size in sizes(machine).items()
-            if not size.parent
+            f"{machine.group}/{name}": slot_size(found, name) for name, size in found.items() if not size.parent
         }
         self._own: dict[
             str, list[tuple[Mapping[str, int], dict[str, int]]]
@@ -117,6 +119,7 @@ class Planner:
         """`documents`: Machines of the mesh with nodes in this cluster, and `why` their types have fewer slots than wanted."""
         self._fleet, self._ledger, self._cluster, self._now = fleet, ledger, cluster, now
         self._documents, self._why = documents, why
+        self._planned: dict[NodeKey, dict[str, int]] = {}  # slots that guests get by this plan
 
     def machines(self) -> Iterator[Machine]:
         """Yields the Machines for which slots are reserved."""
@@ -139,13 +142,14 @@ class Planner:
         for machine in self._own_machines():
             nodes = [self._pooled(machine, number) for number in range(len(machine.node_pool))]
             held = {t.name: self._held(f"{machine.group}/{t.name}") for t in machine.types}
-            used = {t.name: self.used(f"{machine.group}/{t.name}") for t in machine.types}
+            pods = self._pods(machine)
+            used = in_use(machine, pods)
             layouts = lay_out(machine, nodes, held, used, FleetRoom(self._fleet, self._ledger, machine))
             for machine_type in machine.types:
                 layout = layouts.get(machine_type.name)
                 if layout is not None:
                     key = f"{machine.group}/{machine_type.name}"
-                    wanted[key] = self._reserved(machine, key, machine_type, layout)
+                    wanted[key] = self._reserved(machine, key, machine_type, layout, pods)
                     if layout.short:
                         plan.why[key] = f"{layout.maximum - layout.short} of {layout.maximum} slots fit; {layout.why}"
             plan.again = _sooner(plan.again, self._next(machine))
@@ -172,11 +176,11 @@ class Planner:
         placed = self._placed()
         for key in sorted({*guests, *held}):
             mine, slots = guests.get(key, []), held.get(key, {})
-            child = self._child_use(key)
-            if child is not None:
-                found = plan_child_grants(child, mine, slots, self._offered, self._now, placed)
-            else:
-                found = plan_grants(self._use(key), mine, slots, self._offered, self._now, placed)
+            found = plan_grants(self._use(key), mine, slots, self._offered, self._now, placed)
+            for slot in found.granted:
+                planned = self._planned.setdefault(NodeKey(self._cluster.name, slot.node), {})
+                for resource, amount in slot.takes.items():
+                    planned[resource] = planned.get(resource, 0) + amount
             total.granted += found.granted
             total.observed += found.observed
             total.withdrawn += found.withdrawn
@@ -231,48 +235,8 @@ class Planner:
             )
         return answer
 
-    def used(self, key: str) -> NodeCounts:
-        """Returns the slots of a type that somebody has, by node."""
-        machines, cluster = self._ledger.machines, self._cluster.name
-        claim = reservation_claim(key, cluster)
-        found: NodeCounts = {}
-        for slot in machines.guests_of(claim):
-            if slot.claim == claim:
-                node = NodeKey(cluster, slot.node)
-                found[node] = found.get(node, 0) + 1
-        for slot in self._granted().values():
-            if slot.parent == key and not slot.apart:
-                node = NodeKey(cluster, slot.node)
-                found[node] = found.get(node, 0) + 1
-        for nodes in self._claims_within(claim).values():
-            for name, count in nodes.items():
-                node = NodeKey(cluster, name)
-                found[node] = found.get(node, 0) + count
-        return found
-
-    def _child_use(self, key: str) -> ChildUse | None:
-        """Returns how a type that lives in slots of another is used; None for any other type."""
-        group, _, name = key.partition("/")
-        machine = next((m for m in self.machines() if m.group == group), None)
-        found = sizes(machine) if machine is not None else {}
-        size = found.get(name)
-        if machine is None or size is None or not size.parent:
-            return None
-        root, per_parent = size.parent, size.per_parent
-        while found[root].parent:
-            per_parent *= found[root].per_parent
-            root = found[root].parent
-        reserved = self._ledger.machines.reserved.get(reservation_claim(f"{group}/{root}", self._cluster.name))
-        return ChildUse(
-            machine=key,
-            parent=f"{group}/{root}",
-            cluster=self._cluster.name,
-            per_parent=per_parent,
-            most=maximum(machine, found, name),
-            slots=reserved.slots if reserved is not None else {},
-            allow=machine.allow,
-            usable=frozenset(n for n, report in self._cluster.nodes.items() if report.condition == "Ready"),
-        )
+    def _pods(self, machine: Machine) -> dict[str, NodeCounts]:
+        return pods_in_slots(self._ledger, machine, (self._cluster.name,))
 
     def _held(self, key: str) -> NodeCounts:
         reserved = self._ledger.machines.reserved.get(reservation_claim(key, self._cluster.name))
@@ -300,15 +264,28 @@ class Planner:
         waits = [g.not_before for g in self._cluster.guests.values() if g.not_before > self._now]
         return min([*times, *waits], default=0.0)
 
-    def _reserved(self, machine: Machine, key: str, machine_type: MachineType, layout: TypeLayout) -> ReservedSlots:
+    def _reserved(
+        self,
+        machine: Machine,
+        key: str,
+        machine_type: MachineType,
+        layout: TypeLayout,
+        pods: Mapping[str, NodeCounts],
+    ) -> ReservedSlots:
         offline = spread(layout.slots, machine_type.offline_slots, last=True)
         spans = [span for span in _spans(machine_type) if span.end > self._now]
         kept, windows = by_window(spans, less(layout.slots, offline))
+        found = sizes(machine)
+        places = less(less(layout.slots, offline), kept)
+        held = self.allowed(machine, machine_type.name)
         return ReservedSlots(
             machine=key,
             cluster=self._cluster.name,
-            size={**layout.size.amounts, "pods": 1},
+            size=slot_size(found, machine_type.name),
             children=children_sizes(machine, machine_type.name),
+            dependents=dependents(
+                machine, machine_type.name, limits(machine, machine_type.name, places, pods, held), self._cluster.name
+            ),
             slots=_names(layout.slots),
             offline=_names(offline),
             kept=_names(kept),
@@ -320,9 +297,11 @@ class Planner:
         machine = next((m for m in self.machines() if m.group == group), None)
         kind = next((t for t in machine.types if t.name == name), None) if machine is not None else None
         claim = reservation_claim(key, self._cluster.name)
+        ready = {n for n, report in self._cluster.nodes.items() if report.condition == "Ready"}
+        if kind is not None and machine is not None and kind.spec.dependence is not None:
+            return self._dependent_use(machine, name, frozenset(ready))
         reserved = self._ledger.machines.reserved.get(claim)
         slots = reserved.slots if reserved is not None else {}
-        ready = {n for n, report in self._cluster.nodes.items() if report.condition == "Ready"}
         return SlotUse(
             machine=key,
             cluster=self._cluster.name,
@@ -331,33 +310,76 @@ class Planner:
             kept=reserved.kept if reserved is not None else {},
             spans=[span for span in _spans(kind) if span.end > self._now] if kind is not None else [],
             allow=machine.allow if machine is not None else Allow(),
-            claims=self._claims_within(claim),
+            claims=claims_within(self._ledger, claim),
             last=self._cluster.held[key].last if key in self._cluster.held else (),
             usable=frozenset(ready),
         )
 
-    def _claims_within(self, reservation: str) -> dict[str, dict[str, int]]:
-        """Returns the applications that the mesh placed into slots of a reservation: their claims, with the slots by node."""
-        found: dict[str, dict[str, int]] = {}
-        for ident in sorted(self._ledger.machines.within.get(reservation, ())):
-            nodes = found.setdefault(ident, {})
-            for slot in self._ledger.claims[ident].claim.slots:
-                nodes[slot.node] = nodes.get(slot.node, 0) + slot.count
+    def _dependent_use(self, machine: Machine, name: str, usable: frozenset[str]) -> SlotUse:
+        """Returns how a type that lives in slots of another is used: in slots that are open already as long as there are any."""
+        found, cluster = sizes(machine), self._cluster.name
+        root, key = root_of(found, name), f"{machine.group}/{name}"
+        reserved = self._ledger.machines.reserved.get(reservation_claim(f"{machine.group}/{root}", cluster))
+        places: dict[str, int] = {}
+        for node, count in reserved.slots.items() if reserved is not None else ():
+            places[node] = per_slot(found, name) * (
+                count - reserved.offline.get(node, 0) if reserved is not None else 0
+            )
+        most = reserved.dependents[key].most if reserved is not None and key in reserved.dependents else None
+        above = found[name].per_parent
+        return SlotUse(
+            machine=key,
+            cluster=cluster,
+            total=sum(min(count, count if most is None else most.get(node, 0)) for node, count in places.items()),
+            slots=places,
+            allow=machine.allow,
+            claims=claims_within(self._ledger, reservation_claim(key, cluster)),
+            last=[node.name for node, count in in_use(machine, self._pods(machine))[name].items() if count % above],
+            usable=usable,
+            parent=f"{machine.group}/{root}",
+        )
+
+    def allowed(self, machine: Machine, root: str) -> dict[str, NodeCounts]:
+        """Returns how many pods of the types that live in slots of a type nodes may have by the ledger, of which there are only so many."""
+        cluster = self._cluster.name
+        reserved = self._ledger.machines.reserved.get(reservation_claim(f"{machine.group}/{root}", cluster))
+        found: dict[str, NodeCounts] = {}
+        for key, dependent in reserved.dependents.items() if reserved is not None else ():
+            if dependent.most is not None:
+                found[key.partition("/")[2]] = {NodeKey(cluster, n): count for n, count in dependent.most.items()}
         return found
 
     def _offered(self, node: NodeKey, resource: str) -> int:
         cid, column = self._fleet.ids.get(node.cluster), self._fleet.free(resource)
         row = None if cid is None else self._fleet.row_of(cid, node.name)
-        return 0 if row is None or column is None else int(column[row])
+        if cid is None or row is None or column is None:
+            return 0
+        # Guests that get a slot by this plan take of what types have that share slots with theirs.
+        planned = self._planned.get(node, {})
+        for slots in self._fleet.shared_slots.get(cid, {}).get(node.name, ()) if planned else ():
+            free = slots.with_taken(planned).free()
+            if resource in free:
+                return free[resource]
+        return int(column[row])
 
 
-def children_sizes(machine: Machine, parent: str) -> dict[str, dict[str, int]]:
+def children_sizes(machine: Machine, root: str) -> dict[str, dict[str, int]]:
     """Returns the sizes of the types that live in slots of a type, by GROUP/TYPE."""
     found = sizes(machine)
-    below = {name for name, size in found.items() if size.parent == parent}
-    while more := {name for name, size in found.items() if size.parent in below} - below:
-        below |= more
-    return {f"{machine.group}/{name}": {**found[name].amounts, "pods": 1} for name in sorted(below)}
+    return {f"{machine.group}/{name}": {**found[name].amounts, PODS: 1} for name in sorted(types_below(machine, root))}
+
+
+def dependents(machine: Machine, root: str, most: Mapping[str, NodeCounts], cluster: str) -> dict[str, Dependent]:
+    """Returns how the types live in slots of a type of a cluster, by GROUP/TYPE. `most`: of those of which there are only so many."""
+    found = sizes(machine)
+    return {
+        f"{machine.group}/{name}": Dependent(
+            parent=f"{machine.group}/{found[name].parent}",
+            per_parent=found[name].per_parent,
+            most={n.name: c for n, c in most[name].items() if n.cluster == cluster} if name in most else None,
+        )
+        for name in sorted(types_below(machine, root))
+    }
 
 
 def _spans(machine_type: MachineType) -> list[Span]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Literal
 
 from moorage.ledger import Ledger
+from moorage.machine_groups import Size, maximum, sizes
 from moorage.machine_groups.names import MACHINE_GROUP, machine_key
+from moorage.machine_groups.sizes import per_slot, root_of
 from moorage.machine_groups.written import spec_of
-from moorage.model.machine_slots import reservation_claim
+from moorage.model.machine_slots import ReservedSlots, reservation_claim, slot_resource
 from moorage.model.machine_views import (
     ClusterCondition,
     GuestView,
@@ -17,10 +20,13 @@ from moorage.model.machine_views import (
     SlotView,
     TypeUsage,
 )
-from moorage.model.machines import GuestReport, Machine, MachineReport, Usage, WaitingReason
+from moorage.model.machines import GuestReport, Machine, MachineReport, MachineType, Usage, WaitingReason
 
+from .dependent_types import in_use
+from .layout import NodeCounts, NodeKey
 from .mesh_machines import StoredMachine
 from .planner import Answer
+from .slot_pods import claims_within, pods_in_slots
 from .state import ClusterMachines
 
 
@@ -51,14 +57,14 @@ class MachineViews:
         machine, status = stored.machine, MachineStatusView()
         clusters = {name: self._clusters.get(name) or ClusterMachines(name) for name in stored.clusters}
         short: list[str] = []
+        rows = {name: self._usages(cluster, machine) for name, cluster in clusters.items()}
         for kind in machine.types:
             key = machine_key(machine.group, kind.name)
-            usages = {name: self._usage(cluster, key, 0) for name, cluster in clusters.items()}
+            usages = {name: row[kind.name] for name, row in rows.items()}
             for name, usage in usages.items():
-                reserved = self._ledger.machines.reserved.get(reservation_claim(key, name))
-                usage.maximum = sum(reserved.slots.values()) if reserved is not None else 0
+                usage.maximum = self._slots_in(machine, kind.name, name)
             total = Usage(
-                maximum=kind.available,
+                maximum=maximum(machine, sizes(machine), kind.name),
                 reserved=sum(usage.reserved for usage in usages.values()),
                 used=sum(usage.used for usage in usages.values()),
                 waiting=sum(usage.waiting for usage in usages.values()),
@@ -91,10 +97,8 @@ class MachineViews:
         machine = report.machine
         status = MachineStatusView(conditions=_conditions(cluster, report, self._answer_of(cluster.name)))
         if machine is not None:
-            for kind in machine.types:
-                usage = self._usage(cluster, machine_key(machine.group, kind.name), kind.available)
-                found = TypeUsage(name=kind.name, usage=usage, clusters={cluster.name: usage})
-                status.available_machines.append(found)
+            for name, usage in self._usages(cluster, machine).items():
+                status.available_machines.append(TypeUsage(name=name, usage=usage, clusters={cluster.name: usage}))
             for node in machine.node_pool:
                 known = cluster.nodes.get(node.name)
                 status.node_pool.append(
@@ -114,19 +118,56 @@ class MachineViews:
             status=status,
         )
 
-    def _usage(self, cluster: ClusterMachines, key: str, available: int) -> Usage:
-        claim = reservation_claim(key, cluster.name)
-        reserved = self._ledger.machines.reserved.get(claim)
-        guests = [g for g in cluster.guests.values() if g.machine == key and not g.ended]
-        used = sum(guest.state == "used" for guest in guests)
-        held = len(self._ledger.machines.guests_of(claim))
-        total = sum(reserved.slots.values()) if reserved is not None else max(0, available)
-        return Usage(
-            maximum=available,
-            reserved=max(0, total - max(held, used)),
-            used=used,
-            waiting=sum(guest.state != "used" for guest in guests),
-        )
+    def _usages(self, cluster: ClusterMachines, machine: Machine) -> dict[str, Usage]:
+        """Returns the slots of each type in a cluster. One in which other types live is used by these; nobody has those that are reserved."""
+        bound: dict[str, NodeCounts] = {}
+        waiting: dict[str, int] = {}
+        for guest in cluster.guests.values():
+            group, _, name = guest.machine.partition("/")
+            if guest.ended or group != machine.group:
+                continue
+            if guest.state == "used":
+                node, there = NodeKey(cluster.name, guest.node), bound.setdefault(name, {})
+                there[node] = there.get(node, 0) + 1
+            else:
+                waiting[name] = waiting.get(name, 0) + 1
+        used, found, usages = in_use(machine, bound), sizes(machine), dict[str, Usage]()
+        for kind in machine.types:
+            most, here = maximum(machine, found, kind.name), sum(used[kind.name].values())
+            free = self._free(machine, found, kind.name, cluster.name)
+            usages[kind.name] = Usage(
+                maximum=most,
+                reserved=max(0, most - here) if free is None else sum(free.values()),
+                used=here,
+                waiting=waiting.get(kind.name, 0),
+            )
+        return usages
+
+    def _slots_in(self, machine: Machine, name: str, cluster: str) -> int:
+        """Returns how many slots of a type a cluster has."""
+        found = sizes(machine)
+        reserved = self._reservation(machine, root_of(found, name), cluster)
+        room = sum(reserved.slots.values()) * per_slot(found, name) if reserved is not None else 0
+        return min(room, maximum(machine, found, name))
+
+    def _reservation(self, machine: Machine, root: str, cluster: str) -> ReservedSlots | None:
+        return self._ledger.machines.reserved.get(reservation_claim(machine_key(machine.group, root), cluster))
+
+    def _free(self, machine: Machine, found: Mapping[str, Size], name: str, cluster: str) -> dict[str, int] | None:
+        """Returns the slots of a type by node that nobody has, and that may be had; None where nothing is reserved for it."""
+        reserved = self._reservation(machine, root_of(found, name), cluster)
+        if reserved is None:
+            return None
+        pods = pods_in_slots(self._ledger, machine, (cluster,))
+        free: dict[str, int] = {}
+        for node, count in reserved.slots.items():
+            counts = {
+                slot_resource(machine_key(machine.group, other)): by_node.get(NodeKey(cluster, node), 0)
+                for other, by_node in pods.items()
+            }
+            slots = reserved.shared(node)._replace(slots=count).with_taken(counts)
+            free[node] = max(0, slots.free().get(slot_resource(machine_key(machine.group, name)), 0))
+        return free
 
     def slots(self, machine: str = "", only: str = "") -> Iterator[SlotView]:
         """Yields every slot, those that are missing too."""
@@ -134,14 +175,41 @@ class MachineViews:
             if only and name != only:
                 continue
             cluster = self._clusters[name]
-            for key, available in _types(cluster):
-                if not machine or key == machine:
-                    yield from self._slots_of(cluster, key, available)
+            for report in sorted(cluster.machines.values(), key=lambda report: report.name):
+                for kind in report.machine.types if report.machine is not None else ():
+                    assert report.machine is not None
+                    if not machine or machine_key(report.machine.group, kind.name) == machine:
+                        yield from self._slots_of(cluster, report.machine, kind)
 
-    def _slots_of(self, cluster: ClusterMachines, key: str, available: int) -> Iterator[SlotView]:
+    def _slots_of(self, cluster: ClusterMachines, machine: Machine, kind: MachineType) -> Iterator[SlotView]:
+        key, size = machine_key(machine.group, kind.name), sizes(machine)[kind.name]
         claim = reservation_claim(key, cluster.name)
-        reserved = self._ledger.machines.reserved.get(claim)
-        slots: Mapping[str, int] = reserved.slots if reserved is not None else {}
+        holders = self._holders(cluster, key)
+        used = in_use(machine, pods_in_slots(self._ledger, machine, (cluster.name,)))
+        for other, child in sizes(machine).items():
+            for node, count in used[other].items() if child.parent == kind.name else ():
+                holders.setdefault(node.name, []).extend(
+                    [self._opened(cluster, key, machine_key(machine.group, other), node.name)]
+                    * -(-count // child.per_parent)
+                )
+        if size.parent:  # those that nobody has are in the rows of the type in whose slots they live
+            slots = {n.name: size.per_parent * -(-count // size.per_parent) for n, count in used[kind.name].items()}
+            short = 0
+        else:
+            reserved = self._ledger.machines.reserved.get(claim)
+            slots = reserved.slots if reserved is not None else {}
+            short = kind.available - sum(slots.values())
+        for name in sorted({*slots, *holders}):
+            held = holders.get(name, [])
+            yield from held
+            for _ in range(slots.get(name, 0) - len(held)):
+                yield SlotView(machine=key, cluster=cluster.name, node=name, state="reserved", claim=claim)
+        for _ in range(short):
+            yield SlotView(machine=key, cluster=cluster.name, state="short")
+
+    def _holders(self, cluster: ClusterMachines, key: str) -> dict[str, list[SlotView]]:
+        """Returns the slots of a type that guests and applications have, by node."""
+        claim = reservation_claim(key, cluster.name)
         holders: dict[str, list[SlotView]] = {}
         in_claims: dict[tuple[str, str], int] = {}
         for granted in sorted(self._ledger.machines.guests_of(claim), key=lambda granted: granted.uid):
@@ -157,27 +225,28 @@ class MachineViews:
                 )
             )
             in_claims[granted.claim, granted.node] = in_claims.get((granted.claim, granted.node), 0) + 1
-        for ident in sorted(self._ledger.machines.within.get(claim, ())):
-            active = self._ledger.claims[ident]
-            for slot in active.claim.slots:
+        for ident, nodes in claims_within(self._ledger, claim).items():
+            for node, count in nodes.items():
                 # Places of the application whose pods have not come yet.
-                for _ in range(slot.count - in_claims.get((ident, slot.node), 0)):
-                    view = SlotView(
-                        machine=key,
-                        cluster=cluster.name,
-                        node=slot.node,
-                        state="granted",
-                        claim=ident,
-                        holder=active.group,
-                    )
-                    holders.setdefault(slot.node, []).append(view)
-        for node in sorted({*slots, *holders}):
-            held = holders.get(node, [])
-            yield from held
-            for _ in range(slots.get(node, 0) - len(held)):
-                yield SlotView(machine=key, cluster=cluster.name, node=node, state="reserved", claim=claim)
-        for _ in range(available - sum(slots.values())):
-            yield SlotView(machine=key, cluster=cluster.name, state="short")
+                view = SlotView(
+                    machine=key,
+                    cluster=cluster.name,
+                    node=node,
+                    state="granted",
+                    claim=ident,
+                    holder=self._ledger.claims[ident].group,
+                )
+                holders.setdefault(node, []).extend([view] * (count - in_claims.get((ident, node), 0)))
+        return holders
+
+    def _opened(self, cluster: ClusterMachines, key: str, child: str, node: str) -> SlotView:
+        """Returns a slot in which pods of another type are, or come."""
+        claim = reservation_claim(child, cluster.name)
+        is_used = any(
+            guest.state == "used" and guest.machine == child and guest.node == node for guest in cluster.guests.values()
+        )
+        state: Literal["used", "granted"] = "used" if is_used else "granted"
+        return SlotView(machine=key, cluster=cluster.name, node=node, state=state, claim=claim, holder=child)
 
     def guests(self, machine: str = "", only: str = "") -> Iterator[GuestView]:
         for name in sorted(self._clusters):
@@ -208,13 +277,6 @@ class MachineViews:
             reason=reason.code if reason is not None and guest.state == "waiting" else "",
             message=reason.message if reason is not None and guest.state == "waiting" else "",
         )
-
-
-def _types(cluster: ClusterMachines) -> Iterable[tuple[str, int]]:
-    for report in sorted(cluster.machines.values(), key=lambda report: report.name):
-        for kind in report.machine.types if report.machine is not None else ():
-            assert report.machine is not None
-            yield machine_key(report.machine.group, kind.name), kind.available
 
 
 def _conditions(cluster: ClusterMachines, report: MachineReport, answer: Answer) -> list[MachineCondition]:

@@ -34,7 +34,7 @@ class ReservationHandler(EntryHandler[SlotReservations]):
             return DEPOSED
         if any(reserved.cluster in batch.settled for reserved in entry.reserved):
             return _SETTLED
-        return None if batch.capacity.holds_room(entry.id) else NO_ROOM
+        return None if batch.capacity.holds_room(entry.id) and batch.capacity.keeps_slots(entry) else NO_ROOM
 
     def give_back(self, entry: SlotReservations, capacity: Capacity) -> None:
         capacity.give_back_entry(entry.id)

@@ -1,0 +1,47 @@
+"""Reads from the ledger who has slots: guests that were made in clusters, and applications of the mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from moorage.ledger import Ledger
+from moorage.model.machine_slots import reservation_claim
+from moorage.model.machines import Machine
+
+from .layout import NodeCounts, NodeKey
+
+
+def pods_in_slots(ledger: Ledger, machine: Machine, clusters: Iterable[str]) -> dict[str, NodeCounts]:
+    """Returns how many slots of each type guests and applications have, by node."""
+    return {
+        kind.name: {
+            node: count
+            for cluster in clusters
+            for node, count in _of_type(ledger, f"{machine.group}/{kind.name}", cluster).items()
+        }
+        for kind in machine.types
+    }
+
+
+def _of_type(ledger: Ledger, key: str, cluster: str) -> NodeCounts:
+    claim = reservation_claim(key, cluster)
+    found: NodeCounts = {}
+    for slot in ledger.machines.guests_of(claim):
+        if slot.claim == claim:
+            node = NodeKey(cluster, slot.node)
+            found[node] = found.get(node, 0) + 1
+    for nodes in claims_within(ledger, claim).values():
+        for name, count in nodes.items():
+            node = NodeKey(cluster, name)
+            found[node] = found.get(node, 0) + count
+    return found
+
+
+def claims_within(ledger: Ledger, reservation: str) -> dict[str, dict[str, int]]:
+    """Returns the applications that the mesh placed into slots of a reservation: their claims, with the slots by node."""
+    found: dict[str, dict[str, int]] = {}
+    for ident in sorted(ledger.machines.within.get(reservation, ())):
+        nodes = found.setdefault(ident, {})
+        for slot in ledger.claims[ident].claim.slots:
+            nodes[slot.node] = nodes.get(slot.node, 0) + slot.count
+    return found

@@ -1,0 +1,58 @@
+"""Tells which pods nodes hold together in slots that several machine types share. What is free of each type alone is a column."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from moorage.model.machine_slots import uses_slots
+from moorage.model.shapes import Shape
+from moorage.model.shared_slots import SharedSlots
+
+from .protocols import Ids, Rows
+
+
+def several_types(shapes: Iterable[Shape]) -> bool:
+    """Returns whether the shapes need slots of several machine types, which may live in each other's."""
+    return len({shape.machine for shape in shapes if shape.machine}) > 1
+
+
+class SharedNodes:
+    """The nodes of one cluster with shared slots, by position. `taken`: by row, what is not free any more."""
+
+    def __init__(self, rows: Rows, where: Ids, shapes: Sequence[Shape], taken: Mapping[int, Mapping[str, int]]) -> None:
+        self._shapes, self._matters = shapes, several_types(shapes)
+        self._slots: dict[int, tuple[SharedSlots, ...]] = {}
+        if not len(where) or not any(uses_slots(shape.resources) for shape in shapes):
+            return
+        by_node = rows.shared_slots.get(int(rows.cluster[where[0]]))
+        for at, row in enumerate(where.tolist()) if by_node else ():
+            found = by_node.get(rows.node_name(row)) if by_node else None
+            if found is not None:
+                less = taken.get(row)
+                self._slots[at] = tuple(slots.with_taken(less) for slots in found) if less else found
+
+    def __bool__(self) -> bool:
+        """Returns whether columns do not tell which pods nodes hold."""
+        return self._matters and bool(self._slots)
+
+    def free(self) -> dict[int, dict[str, int]]:
+        """Returns what is free of each type alone, by position."""
+        return {at: {n: a for s in slots for n, a in s.free().items()} for at, slots in self._slots.items()}
+
+    def holds(self, at: int, counts: Sequence[int]) -> bool:
+        """Returns whether the node holds so many pods of each shape."""
+        found = self._slots.get(at) if self._matters else None
+        if found is None:
+            return True
+        amounts: dict[str, int] = {}
+        for shape, count in zip(self._shapes, counts, strict=True):
+            for name, amount in shape.resources.items() if count and shape.machine else ():
+                amounts[name] = amounts.get(name, 0) + amount * count
+        return all(slots.holds(amounts) for slots in found)
+
+    def concerns(self, number: int) -> bool:
+        return bool(self) and bool(self._shapes[number].machine)
+
+    def state(self, at: int) -> object:
+        """Returns a key that is equal for nodes that hold the same."""
+        return self._slots.get(at)
