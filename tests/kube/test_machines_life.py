@@ -178,8 +178,11 @@ async def test_a_foreign_controller_is_told_and_let_be(cluster: MachineCluster) 
         await settled(lambda: reason() == "OtherControllerActive", 20)
         assert cluster.find(f"/apis/apps/v1/namespaces/{NAMESPACE}/statefulsets/a-g") is None
         assert "imperator.tenzen-y.io/a" not in cluster.call("GET", "/api/v1/nodes/m0")["metadata"]["labels"]
+        assert "schedulingGates" not in cluster.pod(TEAM, "theirs", GUEST, query="?dryRun=All")["spec"]
         cluster.delete(f"{path}/imperator-controller")
-        await usage(cluster, 1, 1, 0, 0)
+        # From this moment nobody is let in without a gate.
+        assert cluster.pod(TEAM, "ours", GUEST)["spec"]["schedulingGates"] == [{"name": SLOT_GATE}]
+        await usage(cluster, 1, 0, 1, 0)
     finally:
         process.remove()
 

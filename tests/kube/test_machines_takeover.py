@@ -3,13 +3,18 @@ guests; while it is there nothing of them is touched, and once it is gone they a
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any, Self
 
 import pytest
 
+from moorage.kube import Api
 from moorage.machine_groups.names import (
     DOMAIN,
     GROUP_VERSION,
@@ -26,8 +31,12 @@ from moorage.machine_groups.names import (
     SLOT_OF,
 )
 from moorage.machines.install import install
+from moorage_testkit.agent_process import AgentProcess
 from moorage_testkit.control_plane import ControlPlane
+from moorage_testkit.failpoints import Failpoints
 from moorage_testkit.machine_cluster import MachineCluster, MachinesProcess, Refused
+from moorage_testkit.mesh import Mesh
+from moorage_testkit.polling import wait_until
 
 from .conftest import settled
 
@@ -39,6 +48,8 @@ DEPLOYMENTS = f"/apis/apps/v1/namespaces/{OTHER_NAMESPACE}/deployments"
 LABELS = {MACHINE_GROUP: "g", MACHINE_TYPE: "a"}
 TYPE_LABEL = f"{DOMAIN}a"
 GPU = "nvidia.com/gpu"
+#: Where processes are killed during a takeover into a mesh.
+POINTS = ("machines.granted", "machines.cleaned", "machines.vacated", "machines.opened")
 
 
 def definition(kind: str, singular: str) -> Object:
@@ -263,3 +274,64 @@ async def test_upgrade_from_objects_as_the_existing_program_leaves_them(cluster:
         assert running < {pod["metadata"]["uid"] for pod in cluster.pods(TEAM)}
     finally:
         process.remove()
+
+
+@pytest.mark.long
+async def test_a_cluster_is_taken_over_into_a_mesh_while_processes_are_killed(
+    cluster: MachineCluster, tmp_path: Path
+) -> None:
+    """With a whole mesh, which gives the slots: `machines` and `slots` are killed at each of their steps."""
+    leave_behind(cluster)
+    old = f"{MACHINE_GROUP}=g,{POD_ROLE}=reservation"
+    await settled(lambda: len(cluster.bound(OTHER_NAMESPACE, old)) == 2 and len(cluster.bound(TEAM)) == 2, 40)
+    running = {pod["metadata"]["uid"] for pod in cluster.pods(TEAM)}
+    points = Failpoints(tmp_path / "points")
+
+    def run() -> None:
+        with contextlib.ExitStack() as stack:
+            mesh = Mesh()
+            mesh.environment |= points.environment
+            stack.enter_context(mesh)
+            where = ["lab/takeover", "--kubeconfig", str(cluster.plane.kubeconfig)]
+            joined = mesh.run("cluster", "join", *where, "--machines", "--no-deploy", seconds=90)
+            assert joined.returncode == 0, joined.stderr.decode()
+            asyncio.run(cluster.install(nothing))
+            agent = AgentProcess(mesh, cluster.plane, "--name", "lab/takeover")
+            stack.callback(agent.remove)
+            agent.start()
+            machines = MachinesProcess(cluster, "--name", "lab/takeover", MOORAGE_STATE=str(mesh.state), **points.environment)  # fmt: skip
+            stack.callback(machines.remove)
+
+            def ready_again() -> bool:
+                if machines.process.poll() is not None:
+                    machines.start()
+                return machines.is_ready()
+
+            wait_until(machines.is_ready, "machines is ready")
+            with Places(cluster) as places:
+                points.arm("slots.committed")
+                cluster.delete(f"{DEPLOYMENTS}/{OTHER_CONTROLLER}")
+                # From this moment nobody is let in without a gate.
+                cluster.pod(TEAM, "first", LABELS)
+                wait_until(partial(points.happened, "slots.committed"), "slots is killed", 60)
+                for number, point in enumerate(POINTS):
+                    points.arm(point)
+                    # Without `machines` there are no new guests.
+                    wait_until(lambda number=number: ready_again() and new_guest(cluster, f"new-{number}"), point, 60)  # type: ignore[misc]
+                    if number == 0:  # as long as there are slots, this step is taken
+                        wait_until(partial(points.happened, point), point, 60)
+                wait_until(
+                    lambda: ready_again() and not cluster.pods(OTHER_NAMESPACE, old), "its reservations are gone", 120
+                )
+                wait_until(lambda: ready_again() and cluster.usage("g").get("a") == (4, 0, 4, 3), "all slots are used", 90)  # fmt: skip
+            assert min(places.fewest.values()) >= 1, "one place of a Node is open at a time"
+            assert running < {pod["metadata"]["uid"] for pod in cluster.pods(TEAM)}, "no running guest stops"
+            guests = mesh.http("/v1/guests")["items"]
+            assert Counter(guest["state"] for guest in guests) == {"used": 4, "waiting": 3}
+            assert {guest["uid"] for guest in guests if guest["state"] == "used"} >= running
+
+    await asyncio.to_thread(run)
+
+
+async def nothing(_api: Api) -> None:
+    """Installs nothing: `join` has done so."""

@@ -58,10 +58,18 @@ Answer = tuple[Denied | None, list[dict[str, Any]], list[str]]
 
 
 class Hooks:
-    """`user`: the name with which this process changes guests."""
+    """`user`: the name with which this process changes guests. `look_for_other`: finds out whether another controller is still there."""
 
-    def __init__(self, state: ClusterMachines, user: str, list_groups: ListGroups, observe: Observe) -> None:
+    def __init__(
+        self,
+        state: ClusterMachines,
+        user: str,
+        list_groups: ListGroups,
+        look_for_other: Callable[[], Awaitable[None]],
+        observe: Observe,
+    ) -> None:
         self._state, self._user, self._list, self._observe = state, user, list_groups, observe
+        self._look_for_other = look_for_other
         self._answers = {INJECT: self.inject, CHECK: self.check, MACHINES: self.check_machine}
 
     def server(self) -> web.Server:
@@ -101,14 +109,18 @@ class Hooks:
         known = [g for n, g in groups.items() if (not name or n == name) and wanted in g.sizes]
         return groups if known else await self._list()
 
-    def _leave_to_other(self) -> Answer | None:
-        """Returns the answer while another controller acts on Machines, which lets in guests by its own rules."""
+    async def _leave_to_other(self) -> Answer | None:
+        """Returns the answer while another controller acts on Machines, which lets in guests by its own rules. From the moment it is gone,
+        nobody else does."""
+        if not self._state.other_controller:
+            return None
+        await self._look_for_other()
         if not self._state.other_controller:
             return None
         return None, [], [f"{self._state.other_controller} acts on Machines; nothing is done by this one"]
 
     async def inject(self, request: _Request) -> Answer:
-        if (answer := self._leave_to_other()) is not None:
+        if (answer := await self._leave_to_other()) is not None:
             return answer
         pod = request.object or {}
         found = inject(pod, request.namespace, await self._groups(pod))
@@ -117,7 +129,7 @@ class Hooks:
         return None, found.patch if found is not None else [], []
 
     async def check(self, request: _Request) -> Answer:
-        if (answer := self._leave_to_other()) is not None:
+        if (answer := await self._leave_to_other()) is not None:
             return answer
         pod = request.object or {}
         if request.operation == "UPDATE":

@@ -139,7 +139,7 @@ class MachinesWorker:
         user = await self._user()
         await self._read_keys()
         await self._other.look()
-        hooks = Hooks(self._state, user, self._list_groups, self._metrics.observe_admission)
+        hooks = Hooks(self._state, user, self._list_groups, self._other.look, self._metrics.observe_admission)
         runner = web.ServerRunner(hooks.server())
         try:
             async with asyncio.TaskGroup() as tasks:
