@@ -65,3 +65,19 @@ def test_without_a_choice_nothing_is_searched() -> None:
     short = PackingProblem(np.array([[3], [3]]), np.array([[4], [4]]), [1, 1], np.ones((2, 2), np.bool_))
     nothing = PackingProblem(np.array([[3], [3]]), np.zeros((0, 1), np.int64), [], np.ones((0, 2), np.bool_))
     assert [placed(problem, 20) for problem in (alone, nowhere, short, nothing)] == [None] * 4
+
+
+def test_pods_with_few_nodes_to_choose_from_are_packed() -> None:
+    rng = np.random.default_rng(5)
+    for _ in range(4):
+        planted = planted_packing(rng, 30, 24, 2, 0.3)
+        anywhere = search_anywhere(planted)
+        feasible = rng.random(planted.feasible.shape) < 0.3
+        feasible[np.arange(30), anywhere] = True  # so that one packing is left
+        assert placed(planted._replace(feasible=feasible), 20) is not None
+
+
+def search_anywhere(problem: PackingProblem) -> np.ndarray:
+    placement = placed(problem, 20)
+    assert placement is not None
+    return placement

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moorage.fit.packing import PackingProblem, search
-from moorage.fit.set_search import MAX_PODS, set_search
+from moorage.fit.set_search import MAX_PODS, SetSearch
 from moorage_testkit.brute_force import planted_packing
 
 UNLIMITED = 1 << 60
@@ -32,7 +32,7 @@ def test_full_nodes_are_found(pods: int, nodes: int, resources: int, spare: floa
     found = 0
     for _ in range(6):
         problem = planted_packing(rng, pods, nodes, resources, spare)
-        placement = set_search(problem, 5)
+        placement = SetSearch(problem).run(5)
         if placement is not None:
             assert_holds(problem, placement)
             found += 1
@@ -49,7 +49,7 @@ def test_what_is_found_holds_and_what_is_impossible_is_not_found(
     free = (planted.free * (1 + min(0.0, spare)) * 1.5).astype(np.int64)
     free[0] -= int(rng.integers(0, 2)) * 100_000  # an overfull node has nothing
     problem = PackingProblem(free, planted.needs[: len(counts)], counts, rng.random((len(counts), nodes)) < 0.8)
-    placement = set_search(problem, 0.5)
+    placement = SetSearch(problem).run(0.5)
     if placement is not None:
         assert_holds(problem, placement)
         assert search(problem, UNLIMITED) is not None
@@ -59,4 +59,4 @@ def test_too_many_pods_or_too_little_room_are_left_to_others() -> None:
     many = PackingProblem(np.array([[1000]]), np.array([[1]]), [MAX_PODS + 1], np.ones((1, 1), np.bool_))
     short = PackingProblem(np.array([[3], [3]]), np.array([[2]]), [4], np.ones((1, 2), np.bool_))
     nothing = PackingProblem(np.array([[3]]), np.zeros((0, 1), np.int64), [], np.ones((0, 1), np.bool_))
-    assert [set_search(problem, 1) for problem in (many, short, nothing)] == [None, None, None]
+    assert [SetSearch(problem).run(1) for problem in (many, short, nothing)] == [None, None, None]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from .budget import BudgetExceeded
 from .packing import Packed, PackingProblem, ProblemKey, Solution
 from .pair_search import pair_search
 from .rule_model import RuleModel
-from .set_search import set_search
+from .set_search import SetSearch, is_tight
 
 if TYPE_CHECKING:
     import highspy
@@ -32,8 +31,10 @@ Placement = Ints
 
 #: Above this many pods only the integer program runs: it counts equal pods, the others place them one by one.
 MAX_SINGLE_PODS = 256
-#: The parts of the time that the searches may use, one after the other, before the integer program starts.
-PAIRS_SHARE, SETS_SHARE, MORE_PAIRS_SHARE = 0.05, 0.2, 0.35
+#: The parts of the time that the searches by pairs and by sets have in turn, before the integer program starts. Where little is to
+#: spare, the one by sets finds most.
+TIGHT_TURNS = ((0.05, 0.2), (0.35, 0.0))
+TURNS = ((0.1, 0.12), (0.2, 0.12))
 #: Amounts below this share of a node are rounding.
 EPSILON = 1e-12
 
@@ -43,15 +44,11 @@ def pack_hard(problem: PackingProblem, seconds: float) -> Packed | None:
     deadline = time.perf_counter() + seconds
     if problem.rules is None and sum(problem.counts) <= MAX_SINGLE_PODS:
         pods = _Pods(problem)
-        for attempt in (
-            partial(greedy_passes, pods),
-            partial(_pairs, pods, seconds * PAIRS_SHARE, seed=0),
-            partial(_sets, pods, seconds * SETS_SHARE),
-            partial(_pairs, pods, seconds * MORE_PAIRS_SHARE, seed=1),
-        ):
-            packed = attempt()
-            if packed is not None:
-                return packed
+        packed = greedy_passes(pods)
+        if packed is None:
+            packed = _search(pods, seconds)
+        if packed is not None:
+            return packed
     return integer_program(problem, max(0.0, deadline - time.perf_counter()))
 
 
@@ -68,14 +65,18 @@ def solve(problems: Mapping[ProblemKey, PackingProblem], seconds: float) -> dict
     return solutions
 
 
-def _sets(pods: _Pods, seconds: float) -> Packed | None:
-    placement = set_search(pods.problem, seconds)
-    return None if placement is None else pods.packed(placement)
-
-
-def _pairs(pods: _Pods, seconds: float, *, seed: int) -> Packed | None:
-    placement = pair_search(pods.need, pods.free, pods.feasible, seconds, seed)
-    return None if placement is None else pods.packed(placement)
+def _search(pods: _Pods, seconds: float) -> Packed | None:
+    """Searches by pairs of nodes, which starts anew each time, and by sets of pods in turn: what one misses for long the other most
+    often finds soon."""
+    sets = SetSearch(pods.problem)
+    for seed, (for_pairs, for_sets) in enumerate(TIGHT_TURNS if is_tight(pods.problem) else TURNS):
+        placement = pair_search(pods.need, pods.free, pods.feasible, seconds * for_pairs, seed)
+        if placement is None:
+            placement = sets.run(seconds * for_sets)
+        packed = None if placement is None else pods.packed(placement)
+        if packed is not None:
+            return packed
+    return None
 
 
 class _Pods:

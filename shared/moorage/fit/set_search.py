@@ -17,12 +17,13 @@ from .packing import PackingProblem
 
 #: Sets are bits of one word.
 MAX_PODS = 64
-#: Partial sets that are listed for a node before the list is given up. It is made once other nodes have their pods.
-MAX_PARTIAL_SETS = 8000
+#: Partial sets that are listed for a node before the list is given up: it is made once other nodes have their pods. Long lists are
+#: worth their time where less than this part of a resource is to spare.
+MAX_PARTIAL_SETS, MAX_TIGHT_SETS, TIGHT = 8000, 20_000, 0.03
 #: States of the beam, pairs of states and sets that are looked at for one node, and nodes that are left for the depth-first search.
 BEAM, MAX_PAIRS, LEFT = 64, 150_000, 3
 #: Nodes of the tree that the depth-first search visits for each state, and sets that it tries at each of them.
-MAX_VISITS, TRIES = 15, 4
+MAX_VISITS, TRIES = 30, 6
 #: What one more pod in a set counts, in the first rounds; later rounds draw it. A node has about a third to leave free.
 POD_COSTS, MOST_POD_COST = (0.03, 0.1, 0.0), 0.12
 
@@ -65,51 +66,64 @@ class _OutOfVisits(Exception):
     pass
 
 
-def set_search(problem: PackingProblem, seconds: float) -> NDArray[np.intp] | None:
-    """Returns for each pod its node; None if nothing is found in this time, which proves nothing."""
-    group = np.repeat(np.arange(len(problem.counts)), problem.counts)
-    if not 0 < len(group) <= MAX_PODS or (problem.free.sum(axis=0) < problem.needs[group].sum(axis=0)).any():
-        return None
-    search = _SetSearch(problem, group, time.perf_counter() + seconds)
-    chosen = search.run()
-    if chosen is None:
-        return None
-    placement = np.full(len(group), -1)
-    for node, pods in chosen.items():
-        placement[(pods >> search.bits & _ONE).astype(np.bool_)] = node
-    return placement if (placement >= 0).all() else None
+def is_tight(problem: PackingProblem) -> bool:
+    """Tells whether little of some resource is to spare, so that few sets of pods fill a node."""
+    free = np.maximum(problem.free, 0).sum(axis=0)
+    return bool((free - problem.counts @ problem.needs < TIGHT * free).any())
 
 
-class _SetSearch:
-    def __init__(self, problem: PackingProblem, group: NDArray[np.intp], deadline: float) -> None:
+class SetSearch:
+    """Searches in turns: each call of `run` goes on where the one before ended."""
+
+    def __init__(self, problem: PackingProblem) -> None:
+        group = np.repeat(np.arange(len(problem.counts)), problem.counts)
         self.need, self.feasible = problem.needs[group], problem.feasible[group]
         self.free: Amounts = np.maximum(problem.free, 0)
         self.bits = np.arange(len(group), dtype=np.uint64)
         self.spare: Amounts = self.free.sum(axis=0) - self.need.sum(axis=0)
-        self.deadline = deadline
+        self.most_partial = MAX_TIGHT_SETS if is_tight(problem) else MAX_PARTIAL_SETS
+        self.hopeless = not 0 < len(group) <= MAX_PODS or bool((self.spare < 0).any())
+        self.every: dict[int, _Sets | None] = {}  # by node: all its sets, None where there are too many
+        self.random = np.random.default_rng(0)
+        self.rounds = 0
+        self.deadline = 0.0
         self.visits = 0
         self.pod_cost = 0.0
 
-    def run(self) -> Chosen | None:
-        nodes = range(len(self.free))
-        every = {node: self._list(node, np.uint64(0), self.spare) for node in nodes}
-        lists = {node: found for node, found in every.items() if found is not None}
-        if len(lists) < len(nodes) // 4 or not all(len(found.pods) for found in lists.values()):
-            return None
-        rng = np.random.default_rng(0)
-        sizes = np.array([len(lists[node].pods) if node in lists else np.inf for node in nodes])
-        turn = 0
-        while time.perf_counter() < self.deadline:
-            drawn = turn >= len(POD_COSTS)
-            self.pod_cost = rng.random() * MOST_POD_COST if drawn else POD_COSTS[turn]
-            # Another order of the nodes leads to other states.
-            order = (sizes * (rng.uniform(0.5, 2, len(sizes)) if turn else 1)).argsort().tolist()
-            first = [node for node in order[: max(0, len(order) - LEFT)] if node in lists]
-            found = self._complete(self._beam(first, lists), every)
-            if found is not None:
-                return found
-            turn += 1
+    def run(self, seconds: float) -> NDArray[np.intp] | None:
+        """Returns for each pod its node; None if nothing is found in this time, which proves nothing."""
+        self.deadline = time.perf_counter() + seconds
+        while not self.hopeless and time.perf_counter() < self.deadline:
+            chosen = self._round()
+            if chosen is not None:
+                return self._placement(chosen)
         return None
+
+    def _placement(self, chosen: Chosen) -> NDArray[np.intp] | None:
+        placement = np.full(len(self.bits), -1)
+        for node, pods in chosen.items():
+            placement[(pods >> self.bits & _ONE).astype(np.bool_)] = node
+        return placement if (placement >= 0).all() else None
+
+    def _round(self) -> Chosen | None:
+        """Chooses sets with another order of the nodes, or another cost of a pod, than the rounds before."""
+        nodes = range(len(self.free))
+        if not self.every:
+            self.every = {node: self._list(node, np.uint64(0), self.spare) for node in nodes}
+        lists = {node: found for node, found in self.every.items() if found is not None}
+        if len(lists) < len(nodes) // 4 or not all(len(found.pods) for found in lists.values()):
+            self.hopeless = True
+            return None
+        sizes = np.array([len(lists[node].pods) if node in lists else np.inf for node in nodes])
+        if self.rounds >= len(POD_COSTS):
+            self.pod_cost = self.random.random() * MOST_POD_COST
+        else:
+            self.pod_cost = POD_COSTS[self.rounds]
+        # Another order of the nodes leads to other states.
+        order = (sizes * (self.random.uniform(0.5, 2, len(sizes)) if self.rounds else 1)).argsort().tolist()
+        self.rounds += 1
+        first = [node for node in order[: max(0, len(order) - LEFT)] if node in lists]
+        return self._complete(self._beam(first, lists))
 
     def _list(self, node: int, used: np.uint64, spare: Amounts) -> _Sets | None:
         """Returns the sets of unused pods for a node; None if there are too many."""
@@ -124,7 +138,7 @@ class _SetSearch:
         listed = 0
         while len(load):
             listed += len(load)
-            if listed > MAX_PARTIAL_SETS:
+            if listed > self.most_partial:
                 return None
             waste = free - load
             full = (waste <= spare).all(axis=1)
@@ -163,14 +177,14 @@ class _SetSearch:
             beam = _Beam(used, beam.spare[state] - sets.waste[number], cost[different], chosen)
         return beam
 
-    def _complete(self, beam: _Beam, every: dict[int, _Sets | None]) -> Chosen | None:
+    def _complete(self, beam: _Beam) -> Chosen | None:
         """Tries to choose sets for the nodes that are left, from the cheapest state on."""
         for state in beam.cost.argsort().tolist():
             if time.perf_counter() > self.deadline:
                 return None
             taken: Chosen = {node: pods for node, pods in enumerate(beam.chosen[state]) if pods}
             # A node may be left empty by choice; trying it again then costs little.
-            left = {node: sets for node, sets in every.items() if node not in taken}
+            left = {node: sets for node, sets in self.every.items() if node not in taken}
             self.visits = 0
             try:
                 rest = self._choose(left, beam.used[state], beam.spare[state])
