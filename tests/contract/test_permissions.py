@@ -11,11 +11,12 @@ import pytest
 from moorage.bus import Bus, Incoming, NoAnswer, Settings
 from moorage.mesh import Bucket, Stream
 from moorage.mesh.discovery import installed
-from moorage.mesh.permissions import for_agent, for_user
+from moorage.mesh.permissions import agent_user, for_agent, for_user, machines_of
 from moorage_testkit.polling import until
 from moorage_testkit.servers import NatsServer
 
 AGENT = "lab/edge.1"
+MACHINES = machines_of(AGENT)
 MESH = installed()
 KINDS, TABLE = MESH.users, MESH.subjects
 BUCKETS = [store.name for store in MESH.stores.values() if isinstance(store, Bucket)]
@@ -35,7 +36,7 @@ def used(kind: str) -> set[str]:
 
 @pytest.fixture
 def broker() -> Iterator[NatsServer]:
-    server = NatsServer(secure=True, users={"agent.lab.edge=2E1": for_agent(MESH, AGENT)})
+    server = NatsServer(secure=True, users={agent_user(place): for_agent(MESH, place) for place in (AGENT, MACHINES)})
     server.start()
     yield server
     server.remove()
@@ -99,6 +100,38 @@ async def test_no_worker_can_write_the_stores_of_another(broker: NatsServer, kin
     assert bus.counts["errors"] > 0
     await bus.close()
     await admin.close()
+
+
+async def test_what_holds_slots_asks_for_those_of_its_own_cluster_only(broker: NatsServer) -> None:
+    admin = await as_admin(broker)
+    await admin.serve("moorage.machines.sync.>", echo)
+    await admin.serve("moorage.reports.>", echo)
+    machines = await Bus.connect(broker.settings(agent_user(MACHINES)), worker=agent_user(MACHINES))
+    subject = "moorage.machines.sync.lab.edge=2E1"
+    assert (await machines.request(subject, b"{}")).decode() == subject
+    for other in ("moorage.machines.sync.lab.edge", "moorage.reports.lab.edge=2E1.agent"):
+        with pytest.raises(NoAnswer):
+            await machines.request(other, b"{}", timeout=0.3)
+    received: list[str] = []
+    await machines.subscribe("moorage.machines.changed.lab.edge=2E1", lambda subject, _: received.append(subject))
+    await machines.subscribe("moorage.desired.changed.lab.edge=2E1", lambda subject, _: received.append(subject))
+    for name in ("desired", "machines"):
+        await admin.publish(f"moorage.{name}.changed.lab.edge=2E1", b"")
+    await until(lambda: received == ["moorage.machines.changed.lab.edge=2E1"])
+    agent = await Bus.connect(broker.settings(agent_user(AGENT)), worker=agent_user(AGENT))
+    with pytest.raises(NoAnswer):
+        await agent.request(subject, b"{}", timeout=0.3)
+    for bus in (agent, machines, admin):
+        await bus.close()
+
+
+def test_an_agent_has_the_rights_of_machines_where_these_have_no_user() -> None:
+    both, alone, other = for_agent(MESH, AGENT, machines=True), for_agent(MESH, AGENT), for_agent(MESH, MACHINES)
+    for verb in ("publish", "subscribe"):
+        inboxes = {"_INBOX.agent.lab.edge=2E1.>", "_INBOX.machines.lab.edge=2E1.>"}
+        of_both = {*alone[verb]["allow"], *other[verb]["allow"]} - inboxes
+        assert {*both[verb]["allow"]} - inboxes == of_both
+    assert not {*alone["publish"]["allow"]} & {*other["publish"]["allow"]}
 
 
 async def test_an_agent_can_publish_for_its_own_cluster_only(broker: NatsServer) -> None:

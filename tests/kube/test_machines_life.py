@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from base64 import b64encode
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -282,6 +283,11 @@ async def test_a_cluster_with_machines_joins_and_leaves_by_command(cluster: Mach
         with Mesh() as mesh:
             joined = mesh.run("cluster", "join", *where, "--machines", "--no-deploy", seconds=60)
             assert joined.returncode == 0, joined.stderr.decode()
+            secret = cluster.find("/api/v1/namespaces/moorage-system/secrets/moorage-machines")
+            assert (
+                secret is not None
+                and secret["data"]["MOORAGE_NATS_USER"] == b64encode(b"machines.lab.machines").decode()
+            )
             asyncio.run(cluster.install(nothing))
             agent = AgentProcess(mesh, cluster.plane, "--name", "lab/machines")
             process = MachinesProcess(cluster, "--name", "lab/machines", MOORAGE_STATE=str(mesh.state))
@@ -307,6 +313,7 @@ async def test_a_cluster_with_machines_joins_and_leaves_by_command(cluster: Mach
     assert (
         cluster.find(f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/machines.{DOMAIN.rstrip('/')}") is None
     )
+    assert cluster.find("/api/v1/namespaces/moorage-system/secrets/moorage-machines") is None
     for name in NODES:
         node = cluster.call("GET", f"/api/v1/nodes/{name}")
         assert "taints" not in node["spec"] and not any(key.startswith(DOMAIN) for key in node["metadata"]["labels"])

@@ -16,7 +16,7 @@ from moorage.machine_groups.pods import gates_of, is_over, left_over, was_let_in
 
 from .crds import definitions
 from .hook_configurations import NAME, paths
-from .install_manifests import LEASE, deployment, hooks, rights, service, takeover_rights
+from .install_manifests import CREDENTIALS, LEASE, deployment, hooks, rights, service, takeover_rights
 from .other_controller import DEPLOYMENT
 
 Object = dict[str, Any]
@@ -28,12 +28,15 @@ _MERGE = "application/merge-patch+json"
 _ROOT = f"/apis/{GROUP_VERSION}"
 
 
-async def install(api: Api, image: str, replicas: int, say: Say, *, deploy: bool = True) -> None:
-    """Creates or updates everything. Safe to repeat."""
+async def install(
+    api: Api, image: str, replicas: int, say: Say, *, deploy: bool = True, user: Object | None = None
+) -> None:
+    """Creates or updates everything. Safe to repeat. `user`: the Secret with the user of the broker."""
     kinds = ApiDiscovery(api)
     objects = [*definitions(), *rights()]
     if await api.get(f"/api/v1/namespaces/{OTHER_NAMESPACE}") is not None:
         objects += takeover_rights()
+    objects += [user] if user is not None else []
     objects += [service(), deployment(image, replicas)] if deploy else []
     for obj in objects:
         kind = await kinds.find(obj["apiVersion"], obj["kind"])
@@ -89,6 +92,7 @@ async def uninstall(api: Api, say: Say) -> None:
         if found is not None:
             await _delete(api, found.path(obj["metadata"].get("namespace", ""), obj["metadata"]["name"]))
             say(f"{obj['kind']} {obj['metadata']['name']} removed")
+    await _delete(api, f"/api/v1/namespaces/{NAMESPACE}/secrets/{CREDENTIALS}")
     await _delete(api, f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/{LEASE}")
 
 

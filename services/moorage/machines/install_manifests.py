@@ -4,10 +4,12 @@ objects (`python -m moorage.machines.install_manifests ops/machines`)."""
 from __future__ import annotations
 
 import sys
+from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
 from moorage.machine_groups.names import NAMESPACE, OTHER_CONTROLLER, OTHER_HOOKS, OTHER_NAMESPACE
+from moorage.mesh.permissions import agent_user, machines_of
 
 from .crds import GROUP, definitions
 from .hook_configurations import NAME, mutating, validating
@@ -16,6 +18,8 @@ Object = dict[str, Any]
 LEASE = "moorage-machines"
 #: Has the certificate of the hooks.
 SECRET = "moorage-machines-tls"
+#: Has the user of the broker.
+CREDENTIALS = "moorage-machines"
 #: Port of the hooks in the Pod.
 PORT, METRICS = 8443, 9464
 IMAGE = "moorage"
@@ -88,6 +92,18 @@ def rights() -> list[Object]:
     ]
 
 
+def credentials(cluster: str, nats_url: str, seed: str) -> Object:
+    """Returns the Secret with the user of the broker."""
+    data = {
+        "MOORAGE_CLUSTER": cluster,
+        "MOORAGE_NATS_URL": nats_url,
+        "MOORAGE_NATS_SEED": seed,
+        "MOORAGE_NATS_USER": agent_user(machines_of(cluster)),
+    }
+    encoded = {name: b64encode(value.encode()).decode() for name, value in data.items()}
+    return _object("v1", "Secret", CREDENTIALS, namespace=NAMESPACE, type="Opaque", data=encoded)
+
+
 def takeover_rights() -> list[Object]:
     """Returns the rights in the namespace of another controller."""
     return [
@@ -108,8 +124,8 @@ def deployment(image: str = IMAGE, replicas: int = 2) -> Object:
         "name": "machines",
         "image": image,
         "args": ["machines", "--listen", f"0.0.0.0:{PORT}"],
-        # The cluster's user of the broker, which the agent has, too. Hooks and repair work without it.
-        "envFrom": [{"secretRef": {"name": "moorage-agent", "optional": True}}],
+        # Hooks and repair work without the mesh.
+        "envFrom": [{"secretRef": {"name": CREDENTIALS, "optional": True}}],
         "env": [{"name": "MOORAGE_METRICS", "value": f"0.0.0.0:{METRICS}"}],
         "ports": [{"name": "hooks", "containerPort": PORT}, {"name": "metrics", "containerPort": METRICS}],
         "livenessProbe": {"httpGet": {"path": "/livez", "port": "metrics"}, "periodSeconds": 10, "failureThreshold": 6},
@@ -163,6 +179,13 @@ def files() -> dict[str, str]:
         "kind": "Kustomization",
         "resources": ["definitions.yaml", "rights.yaml", "deployment.yaml", "hooks.yaml"],
     }
+    example = {
+        "MOORAGE_CLUSTER": "PROVIDER/NAME",
+        "MOORAGE_NATS_URL": "nats://nats.example:4222",
+        "MOORAGE_NATS_SEED": "the seed of the user of machines:PROVIDER/NAME",
+        "MOORAGE_NATS_USER": agent_user(machines_of("PROVIDER/NAME")),
+    }
+    secret = _object("v1", "Secret", CREDENTIALS, namespace=NAMESPACE, type="Opaque", stringData=example)
     return {
         "definitions.yaml": dumped(*definitions()),
         "rights.yaml": dumped(*rights()),
@@ -171,6 +194,7 @@ def files() -> dict[str, str]:
         # Only where that namespace exists; no part of the kustomization.
         "takeover.yaml": dumped(*takeover_rights()),
         "kustomization.yaml": dumped(kustomization),
+        "credentials.example.yaml": dumped(secret),
     }
 
 

@@ -1,6 +1,6 @@
 from moorage.mesh import WorkerSpec, subjects
 
-#: Started per cluster by `moorage machines`, with the user of the cluster.
+#: Started per cluster by `moorage machines`, with a user of its own.
 SPEC = WorkerSpec(
     name="machines",
     per_cluster=True,

@@ -33,7 +33,6 @@ from moorage.machine_groups.names import (
     NAMESPACE_LABELS,
 )
 from moorage.machine_groups.objects import IMAGE, difference
-from moorage.model.names import cluster_tokens
 from moorage.telemetry import ProcessHealth
 from moorage.web import listener_of
 
@@ -65,9 +64,10 @@ async def main(
     ready: Callable[[str], None] = lambda _url: None,
     settings: Settings | None = None,
     cluster: str = "",
+    user: str = "",
 ) -> None:
     """Runs until cancelled. `url`: where the API server reaches the hooks; None: where they listen; "": at the Service. `settings`: of
-    the mesh; without it, the cluster is alone."""
+    the mesh, with the name of their `user`; without it, the cluster is alone."""
     api = await connect(kubeconfig, context)
     worker = MachinesWorker(api, listen, url, image, ready, process_health)
     try:
@@ -75,7 +75,7 @@ async def main(
             async with asyncio.TaskGroup() as tasks:
                 # Hooks must not wait for the mesh.
                 tasks.create_task(worker.run())
-                tasks.create_task(worker.join_mesh(settings, cluster))
+                tasks.create_task(worker.join_mesh(settings, cluster, user))
         else:
             await worker.run()
     finally:
@@ -164,13 +164,12 @@ class MachinesWorker:
             await runner.cleanup()
             self._socket.close()
 
-    async def join_mesh(self, settings: Settings, cluster: str) -> None:
+    async def join_mesh(self, settings: Settings, cluster: str, user: str) -> None:
         """Connects to the mesh, however long that takes, and ends the process when the connection is closed for good."""
         self._state.expects_mesh = True
-        name = f"agent.{cluster_tokens(cluster)}"
         async for attempt in until_done((NoAnswer,), first=1.0):
             with attempt:
-                self._bus = await Bus.connect(settings, worker=name)
+                self._bus = await Bus.connect(settings, worker=user)
         assert self._bus is not None
         write = partial(write_documents, self.api, self._state)
         self._sync = MeshSync(self._bus, self._state, cluster, self._changed.set, write)

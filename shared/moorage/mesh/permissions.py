@@ -12,6 +12,7 @@ from .spec import WorkerSpec
 from .stores import Bucket, ObjectStore, Stream
 
 _API = "$JS.API"
+_MACHINES = "machines:"
 
 
 def for_user(mesh: Mesh, user: str) -> dict[str, Any]:
@@ -35,22 +36,37 @@ def for_user(mesh: Mesh, user: str) -> dict[str, Any]:
     return permissions
 
 
-def for_agent(mesh: Mesh, cluster: str) -> dict[str, Any]:
+def for_agent(mesh: Mesh, cluster: str, *, machines: bool = False) -> dict[str, Any]:
     """Returns the permissions of the agent of one cluster: it uses the subjects of that cluster and has no rights on
-    streams at all. Of a node, PROVIDER/CLUSTER/NODE: its agent only reports that node."""
+    streams at all. `machines`: what holds slots of Machines there has no user of its own (`machines_of`), because the cluster joined
+    when there was none, and uses the agent's. Of a node, PROVIDER/CLUSTER/NODE: its agent only reports that node."""
+    if cluster.startswith(_MACHINES):
+        return _of_cluster(mesh, cluster, {"machines"})
     if cluster.count("/") == 2:
         place, _, node = cluster.rpartition("/")
         publish = [subjects.reports(place, f"node-{node}")]
         return {"publish": {"allow": publish}, "subscribe": {"allow": [f"_INBOX.{node_user(cluster)}.>"]}}
-    own = cluster_tokens(cluster)
-    agents = {spec.name for spec in mesh.specs if spec.per_cluster}
-    publish = [row.pattern.replace(subjects.OF_CLUSTER, own) for row in mesh.subjects if agents & {*row.publishers}]
-    subscribe = [row.pattern.replace(subjects.OF_CLUSTER, own) for row in mesh.subjects if agents & {*row.subscribers}]
-    return {"publish": {"allow": publish}, "subscribe": {"allow": [f"_INBOX.agent.{own}.>", *subscribe]}}
+    return _of_cluster(mesh, cluster, {"agent", "machines"} if machines else {"agent"})
+
+
+def _of_cluster(mesh: Mesh, place: str, kinds: set[str]) -> dict[str, Any]:
+    """Returns the permissions on the subjects of one cluster that these kinds of workers use."""
+    own = cluster_tokens(place.removeprefix(_MACHINES))
+    publish = [row.pattern.replace(subjects.OF_CLUSTER, own) for row in mesh.subjects if kinds & {*row.publishers}]
+    subscribe = [row.pattern.replace(subjects.OF_CLUSTER, own) for row in mesh.subjects if kinds & {*row.subscribers}]
+    return {"publish": {"allow": publish}, "subscribe": {"allow": [f"_INBOX.{agent_user(place)}.>", *subscribe]}}
+
+
+def machines_of(cluster: str) -> str:
+    """Returns the name under which the user of what holds slots of Machines in a cluster is added."""
+    return f"{_MACHINES}{cluster}"
 
 
 def agent_user(place: str) -> str:
-    """Returns the name of an agent's user: of a cluster's, or of a node's (PROVIDER/CLUSTER/NODE)."""
+    """Returns the name of the user of a cluster's agent, of what holds its slots (`machines_of`), or of a node's agent
+    (PROVIDER/CLUSTER/NODE)."""
+    if place.startswith(_MACHINES):
+        return f"machines.{cluster_tokens(place.removeprefix(_MACHINES))}"
     return node_user(place) if place.count("/") == 2 else f"agent.{cluster_tokens(place)}"
 
 

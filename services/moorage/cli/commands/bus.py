@@ -61,7 +61,8 @@ def config(directory: Path, /, *clusters: str, redis: str = "redis:6379", store:
     directory
         Target directory; created if needed.
     clusters
-        PROVIDER/NAME of each cluster whose agent may connect, PROVIDER/NAME/NODE of each node.
+        PROVIDER/NAME of each cluster whose agent may connect, PROVIDER/NAME/NODE of each node. What holds slots of Machines in a
+        cluster uses the agent's user, unless machines:PROVIDER/NAME gives it one of its own.
     redis
         HOST:PORT of Redis as workers reach it.
     store
@@ -70,7 +71,7 @@ def config(directory: Path, /, *clusters: str, redis: str = "redis:6379", store:
     import json
 
     from moorage.mesh import ADMIN
-    from moorage.mesh.permissions import agent_user, for_agent, for_user
+    from moorage.mesh.permissions import agent_user, for_agent, for_user, machines_of
     from moorage.model.names import is_name
 
     from ..up.brokers import redis_users
@@ -78,7 +79,9 @@ def config(directory: Path, /, *clusters: str, redis: str = "redis:6379", store:
 
     mesh = installed()
     for cluster in clusters:
-        if cluster.count("/") not in (1, 2) or not all(is_name(part) for part in cluster.split("/")):
+        kind, _, place = cluster.rpartition(":")
+        most = 1 if kind == "machines" else 2
+        if kind not in ("", "machines") or not 1 <= place.count("/") <= most or not all(map(is_name, place.split("/"))):
             raise Failure(f"{cluster!r} is not a cluster name; use PROVIDER/NAME, or PROVIDER/NAME/NODE", USAGE)
     try:
         users = []
@@ -87,7 +90,8 @@ def config(directory: Path, /, *clusters: str, redis: str = "redis:6379", store:
             users.append({"nkey": public_key(seed), "permissions": for_user(mesh, kind)})
         for cluster in clusters:
             seed = _read_or_create(directory / agent_user(cluster) / "nats.nk", new_seed)
-            users.append({"nkey": public_key(seed), "permissions": for_agent(mesh, cluster)})
+            rights = for_agent(mesh, cluster, machines=machines_of(cluster) not in clusters)
+            users.append({"nkey": public_key(seed), "permissions": rights})
         text = f"authorization: {json.dumps({'users': users}, indent=1)}\n"
         _read_or_create(directory / "nats" / "nats.conf", lambda: _CONF % store)
         write_private(directory / "nats" / "users.conf", text)

@@ -68,6 +68,7 @@ def join(
     from moorage.agent.install import read_labels
     from moorage.agent.install_manifests import IMAGE, credentials, deployment, rights
     from moorage.kube import connect
+    from moorage.mesh.permissions import machines_of
 
     from ..up.agent_users import ask
 
@@ -95,8 +96,10 @@ def join(
             await create(api, objects, note)
             if machines:
                 from moorage.machines.install import install
+                from moorage.machines.install_manifests import credentials as user_of_machines
 
-                await install(api, image or IMAGE, replicas, note, deploy=deploy)
+                user = user_of_machines(cluster, nats or endpoint["nats"], ask(where, "add", machines_of(cluster)))
+                await install(api, image or IMAGE, replicas, note, deploy=deploy, user=user)
         finally:
             await api.close()
 

@@ -58,7 +58,7 @@ def machines(
         check_kubeconfig(kubeconfig)
     if not listen.rpartition(":")[2].isdigit():
         raise Failure(f"--listen {listen!r} is not HOST:PORT", USAGE)
-    cluster, settings = _mesh(name, StateDirectory(state_dir(state)))
+    cluster, settings, user = _mesh(name, StateDirectory(state_dir(state)))
     process_health = configure("machines")
     set_title(f"machines {cluster}".strip())
     in_pod = kubeconfig is None and context is None and "KUBERNETES_SERVICE_HOST" in os.environ
@@ -79,21 +79,25 @@ def machines(
         ready=ready,
         settings=settings,
         cluster=cluster,
+        user=user,
     )
     return serve(coro, process_health)
 
 
-def _mesh(name: str, where: StateDirectory) -> tuple[str, Settings | None]:
-    """Returns the name of the cluster in the fleet, and how to reach the mesh: by the environment, or on this machine."""
+def _mesh(name: str, where: StateDirectory) -> tuple[str, Settings | None, str]:
+    """Returns the name of the cluster in the fleet, and how to reach the mesh, as which user: by the environment, or on this machine."""
     from moorage.bus import Settings
+    from moorage.mesh.permissions import agent_user, machines_of
 
     if name and (name.count("/") != 1 or not all(map(is_name, name.split("/")))):
         raise Failure(f"--name {name!r} is not PROVIDER/NAME", USAGE)
     cluster = name or os.environ.get("MOORAGE_CLUSTER", "")
     if not cluster:
-        return "", None
+        return "", None, ""
     if os.environ.get("MOORAGE_NATS_URL"):
-        return cluster, Settings.from_env()
+        # Clusters that joined when there was one user for both have no name of another one.
+        return cluster, Settings.from_env(), os.environ.get("MOORAGE_NATS_USER") or agent_user(cluster)
     if where.read_endpoint() is None:
         raise Failure("no mesh is running here; set MOORAGE_NATS_URL, or leave --name out", UNREACHABLE)
-    return cluster, local_settings(where, cluster)
+    own = machines_of(cluster)
+    return cluster, local_settings(where, own), agent_user(own)

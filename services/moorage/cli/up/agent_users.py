@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from moorage.mesh import Mesh
-from moorage.mesh.permissions import agent_user
+from moorage.mesh.permissions import agent_user, machines_of
 
 from ..exit_codes import DONE, FAILED, Failure
 from ..state_dir import StateDirectory, write_private
@@ -55,12 +55,13 @@ class AgentUsers:
         agents = self._secrets.agents
         before = agents.get(cluster)
         if verb == "revoke":
-            if before is None:
+            if before is None and machines_of(cluster) not in agents:
                 return {"cluster": cluster, "seed": ""}
-            del agents[cluster]
+            revoked = {place: agents.pop(place) for place in (cluster, machines_of(cluster)) if place in agents}
             self._reload_broker()
-            if self._wait_for_login(cluster, before, allowed=False) != DONE:
-                raise Failure(f"the broker still accepts the agent of {cluster}")
+            for place, seed in revoked.items():
+                if self._wait_for_login(place, seed, allowed=False) != DONE:
+                    raise Failure(f"the broker still accepts the agent of {place}")
             return {"cluster": cluster, "seed": ""}
         seed = before or new_seed()
         agents[cluster] = seed

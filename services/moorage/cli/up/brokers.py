@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from moorage.mesh import Mesh
-from moorage.mesh.permissions import for_agent, for_user
+from moorage.mesh.permissions import for_agent, for_user, machines_of
 
 from ..exit_codes import Failure
 from ..state_dir import StateDirectory, write_private
@@ -93,8 +93,11 @@ def write_nats_conf(state: StateDirectory, listen: str, secrets: Credentials, me
         {"nkey": public_key(seed), "permissions": for_user(mesh, kind)} for kind, seed in sorted(secrets.seeds.items())
     ]
     users += [
-        {"nkey": public_key(seed), "permissions": for_agent(mesh, cluster)}
-        for cluster, seed in sorted(secrets.agents.items())
+        {
+            "nkey": public_key(seed),
+            "permissions": for_agent(mesh, place, machines=machines_of(place) not in secrets.agents),
+        }
+        for place, seed in sorted(secrets.agents.items())
     ]
     conf = {
         "server_name": "moorage",

@@ -32,7 +32,7 @@ class Credentials:
         self.token = token
         self.seeds = seeds
         self.redis = redis
-        self.agents: dict[str, str] = {}  # cluster → its agent's seed
+        self.agents: dict[str, str] = {}  # cluster → its agent's seed; `machines_of` it → that of its machines
         self.nats_port = 0  # stored, because agents on other machines are configured with it
 
     @classmethod
