@@ -26,8 +26,8 @@ from moorage.device_algorithms import (
     find_algorithm,
 )
 from moorage.device_algorithms.columns import Options, options
-from moorage.device_algorithms.fragmentation import HIGHEST_PRICE, scarcity
-from moorage.device_algorithms.mix import REMEMBERED, RENEWED_EVERY
+from moorage.device_algorithms.mix import REMEMBERED, RENEWED_EVERY, TYPICAL
+from moorage.device_algorithms.pools import HIGHEST_PRICE, pools_of, prices, usable_pools
 from moorage.device_algorithms.typical import NodeStates, TypicalRequests
 from moorage_testkit.gpu_trace import draw, more_bound, more_devices, more_sharing, read_trace, trace_directory
 
@@ -145,26 +145,34 @@ def test_scoring_each_state_once_finds_what_scoring_each_row_does(
 @given(_columns(), st.lists(_REQUESTS.filter(lambda r: r.devices > 0), min_size=1, max_size=5), st.booleans())
 @settings(deadline=None, max_examples=150)
 def test_what_is_unusable_is_what_a_plain_computation_says(
-    columns: DeviceColumns, requests: list[DeviceRequest], heed: bool
+    columns: DeviceColumns, requests: list[DeviceRequest], by_pool: bool
 ) -> None:
-    weights = np.arange(1, len(requests) + 1) / sum(range(1, len(requests) + 1))
-    typical = TypicalRequests(requests, weights, KINDS, heed_kinds=heed)
-    states = NodeStates(columns.free, np.arange(len(columns)), columns.beside_free, columns.kinds)
+    pools = pools_of(columns)
+    shares = np.arange(1, len(requests) + 1) / sum(range(1, len(requests) + 1))
+    usable = usable_pools(pools, requests)
+    for row, number in enumerate(pools.of_row.tolist()):
+        expected = [
+            int((columns.size[row] > 0).sum()) >= r.devices and (r.kinds is None or int(columns.kinds[row]) in r.kinds)
+            for r in requests
+        ]
+        assert usable[:, number].tolist() == expected
+    weights = usable.T * shares if by_pool else shares[None]
+    of_row = pools.of_row if by_pool else np.zeros(len(columns), np.int64)
+    typical = TypicalRequests(requests, weights)
+    states = NodeStates(columns.free, np.arange(len(columns)), columns.beside_free, of_row)
     for filled in (0.0, 0.3):
         found = typical.unusable(states, filled)
         for row in range(len(columns)):
-            expected = 0.0
+            expected_sum = 0.0
             free = columns.free[row].tolist()
-            for request, weight in zip(requests, weights, strict=True):
-                if heed and request.kinds is not None and int(columns.kinds[row]) not in request.kinds:
-                    continue
+            for request, weight in zip(requests, weights[of_row[row]].tolist(), strict=True):
                 copies = sum(level // request.share for level in free) // request.devices
                 for have, ask in zip(columns.beside_free[row].tolist(), request.beside, strict=True):
                     copies = min(copies, have // ask) if ask else copies
                 small = sum(level for level in free if level < request.share)
                 one = small if copies else sum(free)
-                expected += weight * ((1 - filled) * one + filled * (sum(free) - copies * request.amount))
-            assert found[row] == pytest.approx(expected / WHOLE, abs=1e-4)
+                expected_sum += weight * ((1 - filled) * one + filled * (sum(free) - copies * request.amount))
+            assert found[row] == pytest.approx(expected_sum / WHOLE, abs=1e-4)
 
 
 @given(
@@ -203,23 +211,73 @@ def test_the_mix_forgets_and_is_renewed_now_and_then() -> None:
     assert mix.requests == [new]
 
 
-def test_kinds_that_are_asked_for_by_name_cost_more() -> None:
-    free = np.full((4, 2), WHOLE, np.int64)
-    beside = np.zeros((4, 0), np.int64)
-    columns = DeviceColumns(free, free.copy(), beside, beside, np.array([0, 0, 0, 1]))
+def test_a_mix_of_many_requests_is_sampled_and_what_was_asked_is_counted_exactly() -> None:
+    mix = RequestMix()
+    rng = np.random.default_rng(3)
+    past = []
+    for number in range(REMEMBERED + 500):
+        kinds = None if rng.random() < 0.5 else frozenset({int(rng.integers(4))})
+        large = number % 100 == 0
+        past.append(DeviceRequest(8 if large else 1, WHOLE, (int(rng.integers(100_000)), 0), kinds))
+        mix.record(past[-1])
+    recent = set(past[-REMEMBERED - RENEWED_EVERY :])
+    past = past[-REMEMBERED:]
+    assert sum(mix.asked.values()) == sum(request.amount for request in past)
+    for asker, amount in mix.asked.items():
+        assert amount == sum(r.amount for r in past if (r.kinds, r.devices) == asker)
+    assert len(mix.sample) == TYPICAL and set(mix.sample) <= recent and math.isclose(mix.sample_weights.sum(), 1)
+    for of in (lambda r: r.devices == 8, lambda r: r.kinds is None, lambda r: r.beside[0] < 50_000):
+        weight = sum(w for request, w in zip(mix.sample, mix.sample_weights.tolist(), strict=True) if of(request))
+        assert weight == pytest.approx(sum(map(of, past)) / len(past), abs=0.05)
+    assert sum(request.devices == 8 for request in mix.sample) > 2  # although only one in 100 asks so much
+
+
+def _nodes(kinds: list[int], devices: list[int]) -> DeviceColumns:
+    """Makes nodes that have so many devices of a kind, and nothing beside."""
+    free = np.where(np.arange(max(devices)) < np.array(devices)[:, None], WHOLE, 0).astype(np.int64)
+    beside = np.zeros((len(kinds), 0), np.int64)
+    return DeviceColumns(free, free.copy(), beside, beside, np.array(kinds))
+
+
+def test_devices_cost_more_the_more_of_them_is_asked_by_those_who_can_go_nowhere_else() -> None:
+    columns = _nodes([0, 0, 0, 1], [2, 2, 2, 2])
     mix = RequestMix()
     for _ in range(100):
         mix.record(DeviceRequest(1))
         mix.record(DeviceRequest(1, kinds=frozenset({1})))
-    found = scarcity(columns, mix)
-    assert found[0] == 0 and found[1] == pytest.approx(2, rel=0.2)  # half of the demand, a quarter of the devices
-    columns.free[3] = 0
-    assert scarcity(columns, mix)[1] == HIGHEST_PRICE
-    columns.free[3] = WHOLE
+    found = prices(columns, mix, pools_of(columns))
+    assert found[0] < 0.1 and found[1] == HIGHEST_PRICE  # half of the demand, a quarter of the devices
     chooser = Chooser(columns, find_algorithm(), mix)
     columns.free[0, 0] = 0  # the scarce node would be the better fit otherwise
     chosen = chooser.choose(DeviceRequest(1))
     assert chosen is not None and columns.kinds[chosen.row] == 0
+
+
+def test_what_some_can_find_elsewhere_is_not_dear() -> None:
+    """Half of the requests are for kinds 0 and 1, some for 1 alone: the former can all go to 0."""
+    columns = _nodes([0, 0, 1, 2, 2, 2, 2, 2], [4] * 8)
+    mix = RequestMix()
+    for number in range(300):
+        mix.record(DeviceRequest(1, kinds=frozenset({0, 1}) if number % 10 else frozenset({1})))
+        mix.record(DeviceRequest(1))
+    by_kind = dict(zip(pools_of(columns).kinds.tolist(), prices(columns, mix, pools_of(columns)).tolist(), strict=True))
+    assert by_kind[2] < 0.1 * by_kind[0] and by_kind[0] == pytest.approx(by_kind[1], rel=0.1)
+
+
+def test_nodes_that_can_give_many_devices_at_once_are_spared_for_those_who_ask_so_many() -> None:
+    columns = _nodes([0] * 8, [2, 2, 2, 2, 2, 2, 4, 4])
+    mix = RequestMix()
+    for _ in range(100):
+        for request in (DeviceRequest(1), DeviceRequest(2), DeviceRequest(4), DeviceRequest(8)):
+            mix.record(request)  # nothing can serve the last: it makes nothing dear
+    pools = pools_of(columns)
+    found = dict(zip(pools.devices.tolist(), prices(columns, mix, pools).tolist(), strict=True))
+    assert found[4] > 10 * found[2]
+    chooser = Chooser(columns, find_algorithm(), mix)
+    for _ in range(6):
+        chosen = chooser.choose(DeviceRequest(2))
+        assert chosen is not None and chosen.row < 6
+        chooser.take(chosen, DeviceRequest(2))
 
 
 def test_a_package_brings_an_algorithm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

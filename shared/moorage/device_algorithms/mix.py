@@ -4,28 +4,41 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
-from .columns import DeviceRequest, Floats
+from .columns import DeviceRequest, Floats, Ints
 
 #: Requests that are remembered, and the number of requests after which the mix is learned again.
 REMEMBERED = 3000
 RENEWED_EVERY = 50
-#: Typical requests at most. Rarer ones are left out.
+#: Typical requests at most.
 TYPICAL = 128
 
 
+class Asker(NamedTuple):
+    """Requests that can be met in the same places: of so many devices at once, of these kinds (None: all)."""
+
+    kinds: frozenset[int] | None
+    devices: int
+
+
 class RequestMix:
-    """The most frequent of the last requests with their shares. `version` changes when they are learned again."""
+    """The last requests: the most frequent ones, a sample of all, and how much was asked. `version` changes when they are learned
+    again."""
 
     def __init__(self) -> None:
         self.version = 0
-        self.requests: list[DeviceRequest] = []
-        self.weights: Floats = np.zeros(0)
+        self.requests: list[DeviceRequest] = []  # the most frequent ones
+        self.weights: Floats = np.zeros(0)  # their shares
+        self.sample: list[DeviceRequest] = []
+        self.sample_weights: Floats = np.zeros(0)  # the shares of the requests that they stand for
+        self.asked: Counter[Asker] = Counter()  # thousandths of devices
         self.derived: dict[object, object] = {}  # what algorithms keep of it until it is learned again
         self._past: deque[DeviceRequest] = deque()
         self._counts: Counter[DeviceRequest] = Counter()
+        self._order: dict[DeviceRequest, tuple[object, ...]] = {}  # in which the sample is drawn
         self._renewals = _renewals()
         self._until = next(self._renewals)
 
@@ -33,26 +46,51 @@ class RequestMix:
         """Remembers a request, whether it could be met or not."""
         self._past.append(request)
         self._counts[request] += 1
+        if request not in self._order:
+            self._order[request] = (tuple(sorted(request.kinds or ())), *request[:3])
+        self.asked[Asker(request.kinds, request.devices)] += request.amount
         if len(self._past) > REMEMBERED:
-            oldest = self._past.popleft()
-            self._counts[oldest] -= 1
-            if not self._counts[oldest]:
-                del self._counts[oldest]
+            self._forget(self._past.popleft())
         self._until -= 1
         if self._until <= 0:
             self._until = next(self._renewals)
             self._renew()
 
+    def _forget(self, oldest: DeviceRequest) -> None:
+        self._counts[oldest] -= 1
+        if not self._counts[oldest]:
+            del self._counts[oldest], self._order[oldest]
+        asker = Asker(oldest.kinds, oldest.devices)
+        self.asked[asker] -= oldest.amount
+        if self.asked[asker] <= 0:
+            del self.asked[asker]
+
     def _renew(self) -> None:
-        typical = sorted(
-            ((count, request) for request, count in self._counts.items() if request.devices),
-            key=lambda found: (-found[0], found[1][:3]),
-        )[:TYPICAL]
         self.version += 1
         self.derived.clear()
-        self.requests = [request for _, request in typical]
-        self.weights = np.array([count for count, _ in typical], np.float64)
-        self.weights /= max(self.weights.sum(), 1.0)
+        typical = [request for request in self._counts if request.devices]
+        typical.sort(key=self._order.__getitem__)
+        counts = np.array([self._counts[request] for request in typical], np.float64)
+        most = np.argsort(-counts, kind="stable")[:TYPICAL]
+        self.requests, self.weights = [typical[i] for i in most.tolist()], _shares(counts[most])
+        self.sample, self.sample_weights = typical, _shares(counts)
+        if len(typical) > TYPICAL:
+            at, stand_for = _drawn(counts, np.array([request.amount for request in typical], np.float64))
+            self.sample, self.sample_weights = [typical[i] for i in at.tolist()], _shares(stand_for)
+
+
+def _drawn(counts: Floats, amounts: Floats) -> tuple[Ints, Floats]:
+    """Draws requests at equal distances in their order, large ones more often. Returns which, and how many each stands for."""
+    often = np.sqrt(amounts)
+    until = np.cumsum(counts * often)
+    times = np.diff(np.rint(until * (TYPICAL / until[-1])), prepend=0)
+    at = np.flatnonzero(times)
+    return at, times[at] / often[at]
+
+
+def _shares(counts: Floats) -> Floats:
+    shares: Floats = counts / max(counts.sum(), 1e-9)
+    return shares
 
 
 def _renewals() -> Iterator[int]:

@@ -19,13 +19,14 @@ class NodeStates(NamedTuple):
     free: Ints  # by state and device
     nodes: Ints  # by state: its node
     beside: Ints  # by node and other resource
-    kinds: Ints  # by node
+    pools: Ints  # by node
 
 
 class TypicalRequests:
     """The typical requests as columns. Requests for the same devices share a form: what they can use is computed once."""
 
-    def __init__(self, requests: Sequence[DeviceRequest], weights: Floats, kinds: int, *, heed_kinds: bool) -> None:
+    def __init__(self, requests: Sequence[DeviceRequest], weights: Floats) -> None:
+        """`weights`: by pool and request."""
         forms: dict[tuple[int, int], int] = {}
         self._form = np.array([forms.setdefault((r.devices, r.share), len(forms)) for r in requests], np.intp)
         counts = np.array([count for count, _ in forms], np.float32)
@@ -34,13 +35,8 @@ class TypicalRequests:
         width = max((len(r.beside) for r in requests), default=0)
         beside = np.array([r.beside + (0,) * (width - len(r.beside)) for r in requests], np.float32)
         self._beside = beside.reshape(len(requests), width)
-        allowed = np.ones((kinds, len(requests)), np.bool_)
-        if heed_kinds:
-            for m, request in enumerate(requests):
-                if request.kinds is not None:
-                    allowed[:, m] = [kind in request.kinds for kind in range(kinds)]
-        self._alike = bool(allowed.all())
-        self._weights = (allowed * weights).astype(np.float32)  # by kind and request
+        self._alike = bool((weights == weights[:1]).all())
+        self._weights = weights.astype(np.float32)
         self._amounts = np.array([r.amount for r in requests], np.float32) / WHOLE
         self._of_form = np.zeros((len(requests), len(forms)), np.float32)
         self._of_form[np.arange(len(requests)), self._form] = 1
@@ -54,7 +50,7 @@ class TypicalRequests:
         total = states.free.sum(axis=1, dtype=np.float32)[:, None] / WHOLE
         small, copies = self._of_devices(states.free)
         possible = np.minimum(copies[:, self._form], self._limits(states.beside)[states.nodes])
-        weights = self._weights[:1] if self._alike else self._weights[states.kinds[states.nodes]]
+        weights = self._weights[:1] if self._alike else self._weights[states.pools[states.nodes]]
         used = (((possible >= 1) * weights) @ self._of_form * (total - small)).sum(axis=1)
         if filled:
             worth = weights * self._amounts
@@ -81,11 +77,12 @@ class TypicalRequests:
         return sums[:, :forms], np.floor(sums[:, forms:] / self._counts)
 
 
-def before(columns: DeviceColumns, rows: Ints) -> NodeStates:
-    return NodeStates(columns.free[rows], np.arange(len(rows)), columns.beside_free[rows], columns.kinds[rows])
+def before(columns: DeviceColumns, rows: Ints, pools: Ints) -> NodeStates:
+    """Returns what is free on these rows. `pools`: by row."""
+    return NodeStates(columns.free[rows], np.arange(len(rows)), columns.beside_free[rows], pools[rows])
 
 
-def after(columns: DeviceColumns, options: Options, request: DeviceRequest) -> NodeStates:
+def after(columns: DeviceColumns, options: Options, request: DeviceRequest, pools: Ints) -> NodeStates:
     """Returns what would be free on the nodes of the options if they were taken."""
     free = columns.free[options.rows]
     states = np.arange(len(options.rows))
@@ -95,4 +92,4 @@ def after(columns: DeviceColumns, options: Options, request: DeviceRequest) -> N
     beside = columns.beside_free[rows]
     if request.beside:
         beside -= np.array(request.beside, np.int64)
-    return NodeStates(free, nodes, beside, columns.kinds[rows])
+    return NodeStates(free, nodes, beside, pools[rows])
