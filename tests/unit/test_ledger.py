@@ -162,12 +162,13 @@ def assert_same(ledger: Ledger, plain: Plain) -> None:
 def test_the_fold_keeps_the_rules(history: list[Commit]) -> None:
     ledger, plain = Ledger(), Plain()
     for seq, commit in enumerate(history, 1):
-        before = set(ledger.claims)
+        before = {ident: active.claim.cluster for ident, active in ledger.claims.items()}
         changes = ledger.fold(seq, commit)
         plain.fold(commit)
         assert_same(ledger, plain)
-        assert changes.claims >= before ^ set(ledger.claims)
-        assert changes.released == before - set(ledger.claims)
+        assert changes.claims >= before.keys() ^ ledger.claims.keys()
+        assert changes.released == before.keys() - ledger.claims.keys()
+        assert changes.released_on >= {before[ident] for ident in changes.released}
 
 
 @settings(max_examples=200, deadline=None)

@@ -163,9 +163,9 @@ class Settling:
 
     def _folded(self, _commit: Commit, changes: Changes) -> None:
         claims = self._decider.ledger.claims
-        # Of claims that are released it is not known where they were.
         clusters = {claims[ident].claim.cluster for ident in changes.claims if ident in claims}
-        self._devices.claims_changed(clusters if not changes.released else None)
+        withdrawn = {claims[ident].claim.cluster for ident in changes.withdrawn if ident in claims}
+        self._devices.claims_changed(clusters | withdrawn | changes.released_on)
         self._count_departures(changes)
         self._suspect(clusters)
 

@@ -53,6 +53,7 @@ class Changes(NamedTuple):
     groups: frozenset[str] = frozenset()  # groups whose standing decision or ended revision changed
     claims: frozenset[str] = frozenset()  # claims that were added, released, or have other slots now
     released: frozenset[str] = frozenset()
+    released_on: frozenset[str] = frozenset()  # clusters that had them
     withdrawn: frozenset[str] = frozenset()  # claims that are active only until their release now
     refused: tuple[str, ...] = ()  # decisions whose revision was withdrawn or overtaken; they changed nothing
     forgotten: tuple[str, ...] = ()  # groups whose ended revision is not known any more
@@ -176,6 +177,7 @@ class Ledger:
             frozenset(effects.groups),
             frozenset(effects.claims | effects.released),
             frozenset(effects.released),
+            frozenset(effects.released_on),
             frozenset(effects.withdrawn),
             tuple(effects.refused),
             tuple(self._forget()),

@@ -29,6 +29,7 @@ class FoldEffects:
     groups: set[str] = field(default_factory=set)
     claims: set[str] = field(default_factory=set)
     released: set[str] = field(default_factory=set)
+    released_on: set[str] = field(default_factory=set)
     withdrawn: set[str] = field(default_factory=set)
     refused: list[str] = field(default_factory=list)
     consumers: set[str] = field(default_factory=set)

@@ -23,6 +23,7 @@ class ReleaseHandler(EntryHandler[Release]):
                 family = ledger.remove_claim(ident)
                 ledger.drop_impossible(active.group)
                 effects.released.add(ident)
+                effects.released_on.add(active.claim.cluster)
                 # The rollout is over once nothing of the older claims is left.
                 if standing := ledger.end_surge(family):
                     effects.claims.add(standing)
