@@ -4,19 +4,16 @@ where an agent gives other zones than claimed, slots follow and nothing is given
 from __future__ import annotations
 
 from collections import Counter
-from random import Random
 from typing import Any
 
 import msgspec
 import pytest
+from tests.unit.reported_cluster import LAB, ReportedCluster
 
 from moorage.fit import Unassigned
-from moorage.fleet import FleetWriter
-from moorage.inventory.core.fleet_state import FleetState
-from moorage.ledger import Capacity, Ledger, Wanted, assign_beside_own
+from moorage.ledger import Wanted, assign_beside_own
 from moorage.merger.core.settle import settle
 from moorage.merger.core.settlement_draft import Draft
-from moorage.model.claims import Claim, Commit, Decision, Entry, IntentRef, Release, Withdrawal
 from moorage.model.part_reports import ZoneReport
 from moorage.model.part_requests import OneZone
 from moorage.model.reports import NodeReport, PodReport, Report
@@ -24,7 +21,7 @@ from moorage.model.shapes import Shape
 from moorage.model.slots import part_resources
 from moorage_testkit.seeds import seeds
 
-LAB, CORES = "lab/one", 4
+CORES = 4
 
 
 def in_one_zone(ident: str, cores: int, count: int) -> Shape:
@@ -40,26 +37,18 @@ class Pod(msgspec.Struct):
     cores: int
 
 
-class World:
+class World(ReportedCluster):
     """What is true of a cluster, and what inventory and ledger know of it. `obedient`: agents give pods the zones of slots."""
 
     def __init__(self, seed: int, *, obedient: bool) -> None:
-        self.rng, self.obedient = Random(seed), obedient
+        super().__init__(seed)
+        self.obedient = obedient
         self.nodes = [f"n-{i}" for i in range(self.rng.choice((1, 1, 2)))]
         self.zones = {f"{node}/numa-{z}" for node in self.nodes for z in range(self.rng.choice((2, 3)))}
         self.pods: dict[str, Pod] = {}
-        self.core = FleetState(FleetWriter(), 1)
-        list(self.core.begin({}, 0.0))
-        self.core.register(LAB, self.core.new_record(LAB, {}), 0.0)
-        self.fleet, self.ledger = self.core.writer.fleet, Ledger()
-        self.seqs: Counter[str] = Counter()
         self.told: dict[str, set[str]] = {}  # node → pods of which its agent told
-        self.leaving: set[str] = set()  # withdrawn claims
         self.made = 0
-        self.report_cluster()
-        for node in self.nodes:
-            self.report_node(node)
-        self.capacity = Capacity(self.fleet, self.ledger)
+        self.begin(self.nodes)
 
     # -- the cluster --------------------------------------------------------------------------------------------------
 
@@ -100,18 +89,19 @@ class World:
         if self.pods:
             del self.pods[self.rng.choice(sorted(self.pods))]
 
+    def claimed_pods(self) -> dict[str, Pod]:
+        return self.pods
+
+    def remove_pod(self, uid: str) -> None:
+        del self.pods[uid]
+
     # -- reports ------------------------------------------------------------------------------------------------------
 
     def say(self, source: str, **rows: Any) -> None:
-        seq = self.seqs[source]
-        self.seqs[source] += 1
-        report = Report(session=source, seq=seq, kind="delta" if seq else "full", **rows)
-        outcome = self.core.report(LAB, source, report, 0.0)
-        assert not (outcome.reply.resync or outcome.reply.refused or outcome.problems), outcome
+        self.report(source, Report(**self.report_head(source), **rows))
 
     def report_cluster(self) -> None:
         bodies = [PodReport(uid=uid, node=pod.node, phase="Running", claim=pod.claim) for uid, pod in self.pods.items()]
-        before = set(self.core.clusters[LAB].pods)
         nodes = []
         for node in self.nodes:
             here = [pod for pod in self.pods.values() if pod.node == node]
@@ -119,7 +109,7 @@ class World:
             requested = {"cpu": str(sum(pod.cores for pod in here))}
             allocatable = {"cpu": str(zones * CORES), "pods": "110"}
             nodes.append(NodeReport(name=node, allocatable=allocatable, requested=requested, pod_count=len(here)))
-        self.say("agent", nodes=nodes, pods=bodies, pods_gone=sorted(before - self.pods.keys()))
+        self.say("agent", nodes=nodes, pods=bodies, pods_gone=self.pods_gone())
 
     def report_node(self, node: str) -> None:
         used = self.in_use()
@@ -138,10 +128,6 @@ class World:
 
     # -- the mesh -----------------------------------------------------------------------------------------------------
 
-    def fold(self, *entries: Entry) -> None:
-        commit = Commit(id=str(self.ledger.seq), entries=list(entries))
-        self.capacity.folded(self.ledger.fold(self.ledger.seq + 1, commit), commit.entries_of(Decision))
-
     def decide(self) -> None:
         self.made += 1
         ident, cores, count = f"k{self.made}", self.rng.randint(1, 3), self.rng.choice((1, 1, 2))
@@ -150,29 +136,7 @@ class World:
             return
         slots = found[0].slots
         assert all(sum(amounts["cpu"] for amounts in slot.parts.values()) == cores * 1000 for slot in slots)
-        intent = IntentRef(kind="Application", name=ident, revision=1)
-        claim = Claim(
-            id=ident, decision=ident, intent=intent, tenant="t", slots=slots, app="a", object=f"StatefulSet/{ident}",
-            cluster=LAB,
-        )  # fmt: skip
-        self.fold(Decision(id=ident, group=ident, revision=1, claims=[claim]))
-
-    def withdraw(self) -> None:
-        standing = sorted(self.ledger.claims.keys() - self.leaving)
-        if standing:
-            ident = self.rng.choice(standing)
-            self.leaving.add(ident)
-            self.fold(Withdrawal(group=ident, revision=1))
-
-    def release(self) -> None:
-        """Ends the pods of a withdrawn claim, and releases it once a later report shows none."""
-        for ident in sorted(self.leaving):
-            for uid in [uid for uid, pod in self.pods.items() if pod.claim == ident]:
-                del self.pods[uid]
-            self.report_cluster()
-            self.leaving.discard(ident)
-            self.fold(Release(claims=[ident]))
-            return
+        self.claim(ident, slots)
 
     def settle(self) -> None:
         for _ in range(10):

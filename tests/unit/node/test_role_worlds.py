@@ -10,14 +10,12 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.unit.reported_cluster import ReportedCluster
 
 from moorage.fit import Unassigned
-from moorage.fleet import FleetWriter
 from moorage.intents.core.part_groups import PartNeeds, alignment
 from moorage.intents.core.role_parts import with_role
-from moorage.inventory.core.fleet_state import FleetState
-from moorage.ledger import Capacity, Ledger, Wanted, assign_beside_own
-from moorage.model.claims import Claim, Commit, Decision, Entry, IntentRef, Release, Withdrawal
+from moorage.ledger import Wanted, assign_beside_own
 from moorage.model.reports import NodeReport, PodReport, Report
 from moorage.model.shapes import Shape
 from moorage.model.slots import PartAmounts
@@ -27,7 +25,7 @@ from moorage.qos.admission import Admitted
 from moorage_testkit.nodes import SimulatedNode, machine, pod
 from moorage_testkit.seeds import seeds
 
-LAB, GiB = "lab/one", 1 << 30
+GiB = 1 << 30
 SPACES = ("default", "batch")
 
 
@@ -124,36 +122,27 @@ class Pod(msgspec.Struct):
     ask: Ask
 
 
-class World:
+class World(ReportedCluster):
     def __init__(self, seed: int) -> None:
-        self.rng = Random(seed)
+        super().__init__(seed)
         self.nodes = {f"n-{i}": Node(f"n-{i}", self.rng) for i in range(self.rng.choice((1, 2, 3)))}
         self.pods: dict[str, Pod] = {}
         self.asks: dict[str, Ask] = {}
-        self.core = FleetState(FleetWriter(), 1)
-        list(self.core.begin({}, 0.0))
-        self.core.register(LAB, self.core.new_record(LAB, {}), 0.0)
-        self.fleet, self.ledger = self.core.writer.fleet, Ledger()
-        self.seqs: Counter[str] = Counter()
-        self.leaving: set[str] = set()
         self.counts: Counter[str] = Counter()
-        self.report_cluster()
-        for name in self.nodes:
-            self.report_node(name)
-        self.capacity = Capacity(self.fleet, self.ledger)
+        self.begin(list(self.nodes))
+
+    def claimed_pods(self) -> dict[str, Pod]:
+        return self.pods
+
+    def remove_pod(self, uid: str) -> None:
+        self.nodes[self.pods.pop(uid).node].simulated.remove(uid)
 
     # -- reports ------------------------------------------------------------------------------------------------------
 
     def say(self, source: str, members: dict[str, Any]) -> None:
-        seq = self.seqs[source]
-        self.seqs[source] += 1
-        head = {"id": "r", "session": source, "seq": seq, "kind": "delta" if seq else "full"}
-        report = msgspec.convert({**head, **members}, Report)
-        outcome = self.core.report(LAB, source, report, 0.0)
-        assert not (outcome.reply.resync or outcome.reply.refused or outcome.problems), outcome
+        self.report(source, msgspec.convert({"id": "r", **self.report_head(source), **members}, Report))
 
     def report_cluster(self) -> None:
-        before = set(self.core.clusters[LAB].pods)
         nodes = []
         for name, node in self.nodes.items():
             here = [pod.ask.shape("").resources for pod in self.pods.values() if pod.node == name]
@@ -164,7 +153,7 @@ class World:
             msgspec.to_builtins(PodReport(uid=uid, node=pod.node, phase="Running", claim=pod.claim))
             for uid, pod in self.pods.items()
         ]
-        self.say("agent", {"nodes": nodes, "pods": pods, "podsGone": sorted(before - self.pods.keys())})
+        self.say("agent", {"nodes": nodes, "pods": pods, "podsGone": self.pods_gone()})
 
     def report_node(self, name: str) -> None:
         node = self.nodes[name]
@@ -174,10 +163,6 @@ class World:
         node.told = now
 
     # -- the mesh -----------------------------------------------------------------------------------------------------
-
-    def fold(self, *entries: Entry) -> None:
-        commit = Commit(id=str(self.ledger.seq), entries=list(entries))
-        self.capacity.folded(self.ledger.fold(self.ledger.seq + 1, commit), commit.entries_of(Decision))
 
     def decide(self) -> None:
         rng = self.rng
@@ -193,13 +178,8 @@ class World:
             self.counts["waits"] += 1
             return
         self.counts["decided"] += 1
-        intent = IntentRef(kind="Application", name=ident, revision=1)
-        claim = Claim(
-            id=ident, decision=ident, intent=intent, tenant="t", slots=found[0].slots, app="a",
-            object=f"StatefulSet/{ident}", cluster=LAB,
-        )  # fmt: skip
         self.asks[ident] = ask
-        self.fold(Decision(id=ident, group=ident, revision=1, claims=[claim]))
+        self.claim(ident, found[0].slots)
 
     def start(self) -> None:
         """Starts a pod that is missing on the node of a slot that has none. Its node's agent admits it, always."""
@@ -238,31 +218,7 @@ class World:
 
     def end(self) -> None:
         if self.pods:
-            self._remove(self.rng.choice(sorted(self.pods)))
-
-    def _remove(self, uid: str) -> None:
-        self.nodes[self.pods.pop(uid).node].simulated.remove(uid)
-
-    def withdraw(self) -> None:
-        standing = sorted(self.ledger.claims.keys() - self.leaving)
-        if standing:
-            ident = self.rng.choice(standing)
-            self.leaving.add(ident)
-            self.fold(Withdrawal(group=ident, revision=1))
-
-    def release(self) -> None:
-        """Ends the pods of a withdrawn claim, and releases it once later reports show none."""
-        for ident in sorted(self.leaving):
-            gone = [uid for uid, found in self.pods.items() if found.claim == ident]
-            nodes = {self.pods[uid].node for uid in gone}
-            for uid in gone:
-                self._remove(uid)
-            self.report_cluster()
-            for name in nodes:
-                self.report_node(name)
-            self.leaving.discard(ident)
-            self.fold(Release(claims=[ident]))
-            return
+            self.remove_pod(self.rng.choice(sorted(self.pods)))
 
     def run(self, steps: int) -> None:
         actions = [self.decide, self.decide, self.start, self.start, self.start, self.end, self.withdraw, self.release]
