@@ -11,13 +11,14 @@ from aiohttp import web
 
 from moorage.classes import KIND, VENDOR, ClassCatalog, ClassIndex
 from moorage.fleet import Fleet, device_properties, selected_rows
+from moorage.ledger.room import unshared_of
 from moorage.model.part_reports import DeviceTaint, PropertyValue
 from moorage.model.problems import Refused, not_found
-from moorage.model.slots import part_and_class
+from moorage.model.slots import part_and_class, resource_of_part
 from moorage.parsing import CAPACITY_MAX, format_amount
 from moorage.parts.device_parts import path_in_layout
 from moorage.parts.forest import Inventory
-from moorage.parts.inside import Layout, part_id, path_of, provider_uuid
+from moorage.parts.inside import ANY, Layout, part_id, path_of, provider_uuid
 
 from .authorization import caller_of
 from .clusters import claims_on, known_cluster
@@ -127,8 +128,10 @@ def _item(
         columns = fleet.parts.classes[name]
         position = columns.position(node.cid, node.first + at)
         if position is not None:
-            amount = int(columns.used[position] + columns.claimed[position])
-            if part.unit[0] == name and columns.of_node[position]:
+            left = unshared_of(fleet, int(fleet.parts.node[node.first]), resource_of_part(ident, name))
+            amount = int(columns.capacity[position]) - (left or 0)
+            # What the node counts, it counts for all pods.
+            if columns.of_node[position] and (part.unit[0] == name or part.kind == ANY):
                 amount = max(amount, _used_of_node(fleet, node, name))
             used[name] = format_amount(name, amount)
     return PartItem(
@@ -153,7 +156,7 @@ def _item(
 
 
 def _used_of_node(fleet: Fleet, node: _Node, name: str) -> int:
-    """Returns what pods and claims take of a resource of the node, of which a part counts the devices."""
+    """Returns what pods and claims take of a resource of the node."""
     row = int(fleet.parts.node[node.first])
     allocatable, free = fleet.allocatable(name), fleet.free(name)
     return 0 if allocatable is None or free is None else int(allocatable[row] - free[row])

@@ -320,10 +320,23 @@ class Forest:
             return
         if columns.pool[at] >= 0:
             yield (~int(self.root[row]), POOLS.get(name, name)), int(columns.pool[at])
+            yield from self._pools_of_parts(row, name)
         while (above := int(columns.above[at])) >= 0:
             yield (above, name), self.room(above, name)
             at = columns.position(int(self.block[above]), above)
             assert at is not None  # an ancestor from which it is taken has the class
+
+    def _pools_of_parts(self, row: int, name: str) -> Iterator[tuple[tuple[int, str], int]]:
+        """Yields what a part, and those above it, have of a class whose units they give as units of another class, too."""
+        pool, block = POOLS.get(name, name), int(self.block[row])
+        columns = self.classes.get(pool)
+        if pool not in POOLS.values() or columns is None:
+            return
+        at = columns.position(block, row)
+        while at is not None:
+            yield (row, f"{pool} in all"), self.room(row, pool)
+            row = int(columns.above[at])
+            at = columns.position(block, row) if row >= 0 else None
 
     def room_by_row(self, name: str, most: int) -> list[Rows]:
         """Returns columns that say, by row, how much of a class can be taken of the parts of a tree together: the room of each

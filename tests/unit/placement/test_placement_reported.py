@@ -17,6 +17,7 @@ from moorage.ledger.entries import Batch, handler_of
 from moorage.model.claims import Allocation, Claim, Commit, Decision, Entry, IntentRef, Release, Withdrawal
 from moorage.model.part_reports import InventoryReport, ProviderReport, ZoneReport
 from moorage.model.reports import NodeReport, Taint
+from moorage.model.shapes import EXCLUSIVE
 from moorage.model.slots import PodPlace, Slot, with_parts
 from moorage.parts.inside import AddedNames, provider_uuid
 from moorage.placement.core import call
@@ -266,6 +267,20 @@ def test_exclusive_cores_are_cores() -> None:
     assert mesh.candidates("resources_1=PCPU:2&resources_2=PCPU:2") == []
     mesh.put({root: {"PCPU": 2}})
     assert mesh.free("cpu") == 2000 and mesh.candidates("resources=PCPU:2") == [] != mesh.candidates("resources=PCPU:1")
+
+
+def test_exclusive_cores_of_a_zone_are_cores_of_the_zone() -> None:
+    zones = [ZoneReport(id=z, inventories={"cpu": "3", EXCLUSIVE: "3"}) for z in (0, 1)]
+    mesh = Mesh(one=[node("n", cpu="6", exclusive=6, zones=zones)])
+    first, second = part("n/numa-0"), part("n/numa-1")
+    mesh.put({first: {"VCPU": 2}})
+    assert mesh.candidates("resources=PCPU:2") == [{second: {"PCPU": 2}}]
+    both = "resources_1=PCPU:{}&resources_2=VCPU:2&required_2=HW_NUMA_ROOT&same_subtree=_1,_2"
+    assert mesh.candidates(both.format(1)) == [{second: {"PCPU": 1, "VCPU": 2}}]
+    assert mesh.candidates(both.format(2)) == []
+    assert mesh.candidates("resources_1=PCPU:2,VCPU:2&required_1=HW_NUMA_ROOT") == []
+    (shown,) = mesh.call("GET", "/resource_providers?resources=PCPU:2")["resource_providers"]
+    assert shown["uuid"] == second
 
 
 def test_made_providers_share_with_nodes_by_their_aggregate() -> None:
@@ -560,6 +575,7 @@ def some_node(rng: Random, name: str) -> NodeReport:
     cores = rng.choice((2, 4, 7))
     fields: dict[str, Any] = {"cpu": f"{cores}", "memory": f"{rng.randint(1, 8)}Gi"}
     zones = []
+    cores_of_zones = rng.random()
     if rng.random() < 0.6:
         zones = [
             ZoneReport(
@@ -567,6 +583,7 @@ def some_node(rng: Random, name: str) -> NodeReport:
                 inventories={
                     "cpu": f"{rng.choice((1500, 2000, 3000))}m",
                     **({"FPGA": "1"} if rng.random() < 0.5 else {}),
+                    **({EXCLUSIVE: f"{rng.randint(1, 3)}"} if cores_of_zones < 0.4 else {}),
                 },
             )
             for z in range(rng.randint(1, 3))
@@ -588,7 +605,7 @@ def some_node(rng: Random, name: str) -> NodeReport:
         )
         for c in range(rng.randint(0, 3))
     ]
-    if rng.random() < 0.5:
+    if cores_of_zones < 0.4 or rng.random() < 0.5:
         fields["exclusive"] = rng.randint(0, cores)
     return node(
         name,
@@ -610,6 +627,9 @@ QUERIES = (
     "resources_C=VCPU:1&resources_V=CUSTOM_VF:2&required_Z=HW_NUMA_ROOT&same_subtree=_C,_V,_Z",
     "resources_1=CUSTOM_VF:2&resources_2=CUSTOM_VF:2&resources=VCPU:1",
     "resources=VCPU:1,CUSTOM_VF:1&required=CUSTOM_FAST",
+    "resources_1=PCPU:1,VCPU:1&required_1=HW_NUMA_ROOT",
+    "resources_1=PCPU:1&resources_2=VCPU:1&resources_3=PCPU:1&required_Z=HW_NUMA_ROOT&same_subtree=_1,_2,_3,_Z",
+    "resources_1=PCPU:1&required_1=HW_NUMA_ROOT&resources_2=VCPU:1",
     "resources=VCPU:1,DISK_GB:3",
     "resources_1=VCPU:1&required_1=HW_NUMA_ROOT&resources_2=FPGA:1&root_required=!COMPUTE_STATUS_DISABLED",
 )

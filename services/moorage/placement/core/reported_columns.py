@@ -241,7 +241,8 @@ class ReportedColumns:
             free[name] = column.free[nodes.rows]
             self._of_nodes(found, nodes, name, total, free[name], tied)
         exclusive = fleet.exclusive
-        if exclusive is not None and (total := np.maximum(exclusive[nodes.rows], 0)).any():
+        if exclusive is not None:
+            total = np.maximum(exclusive[nodes.rows], 0)
             column_of = fleet.free(EXCLUSIVE)
             assert column_of is not None
             free[EXCLUSIVE] = np.minimum(column_of[nodes.rows], free.get("cpu", total * 0) // 1000)
@@ -321,8 +322,9 @@ class ReportedColumns:
         if name == EXCLUSIVE:
             there = of_nodes.get("cpu", np.zeros(len(nodes.rows), np.int64))[node] // 1000
             free = np.minimum(free, there)
-            if EXCLUSIVE in of_nodes:
-                free = np.minimum(free, of_nodes[EXCLUSIVE][node])
+            of_node = of_nodes.get(EXCLUSIVE, np.zeros(len(nodes.rows), np.int64))[node]
+            free = np.minimum(free, of_node)
+            free = np.minimum(free, self._cores_of(nodes.cid, rows))
             pool = np.maximum(there, 0)
         capacity = columns.capacity[run] // units
         source = parts.layouts.first[nodes.layouts[node]] + place
@@ -338,6 +340,20 @@ class ReportedColumns:
         if len(shown.row):
             offered = self._offered(name)[source] if found.shown is not None else shown.capacity
             found.add(name, shown, offered, native, free)
+
+    def _cores_of(self, cid: int, rows: Rows) -> Rows:
+        """Returns how many cores parts have free, of which their exclusive ones are; without limit where they have none."""
+        parts, found = self._fleet.parts, np.full(len(rows), UNLIMITED, np.int64)
+        columns = parts.classes.get("cpu")
+        if columns is None:
+            return found
+        run = columns.run(cid)
+        having, claimed = columns.row[run], columns.claimed[run]
+        free = columns.capacity[run] - columns.used[run] - claimed
+        free, _ = _nested(parts.parent, having, parts.leave[having], free, claimed)
+        _, here, there = np.intersect1d(rows, having, assume_unique=True, return_indices=True)
+        found[here] = free[there] // 1000
+        return found
 
     def _offered(self, name: str) -> Rows:
         """Returns, by row in the table of layouts, the capacity of a class as providers show it: total and reserve are rounded
