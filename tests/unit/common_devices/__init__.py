@@ -1,0 +1,1 @@
+"""Tests of devices that several nodes of a cluster reach."""

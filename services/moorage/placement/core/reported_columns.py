@@ -322,9 +322,8 @@ class ReportedColumns:
         if name == EXCLUSIVE:
             there = of_nodes.get("cpu", np.zeros(len(nodes.rows), np.int64))[node] // 1000
             free = np.minimum(free, there)
-            of_node = of_nodes.get(EXCLUSIVE, np.zeros(len(nodes.rows), np.int64))[node]
-            free = np.minimum(free, of_node)
-            free = np.minimum(free, self._cores_of(nodes.cid, rows))
+            exclusive = of_nodes.get(EXCLUSIVE, np.zeros(len(nodes.rows), np.int64))[node]
+            free = np.minimum(np.minimum(free, exclusive), self._cores_of(nodes.cid, rows))
             pool = np.maximum(there, 0)
         capacity = columns.capacity[run] // units
         source = parts.layouts.first[nodes.layouts[node]] + place
