@@ -88,6 +88,7 @@ def test_a_class_bounds_the_devices_that_it_selects() -> None:
     assert world.quotas.check(holding("y", 1)) is None
     refused = world.quotas.check(holding("y", 2))
     assert refused is not None and refused.code == "QuotaExceeded"
+    assert (refused.needed, refused.free) == ("2", "1")
     assert refused.message == "project a may hold 4 devices of big by quota q; it holds 3, and would hold 5"
     assert world.quotas.check(holding("y", 8, node="small")) is None, "the class does not select these"
 

@@ -13,8 +13,17 @@ from moorage.fit import Assigned, FitCache, assign
 from moorage.fleet import Fleet
 from moorage.model.candidates import Answer, Ask, OwnClaim
 from moorage.model.claims import Slot
-from moorage.model.part_reports import ProviderReport, TopologyManager
-from moorage.model.part_requests import Isolated, OneZone, PartGroup, PodContainer, RootConditions, SameSubtree
+from moorage.model.part_reports import DeviceReport, ProviderReport, TopologyManager
+from moorage.model.part_requests import (
+    AttributeRelation,
+    DeviceAsk,
+    Isolated,
+    OneZone,
+    PartGroup,
+    PodContainer,
+    RootConditions,
+    SameSubtree,
+)
 from moorage.model.reports import NodeReport
 from moorage.model.shapes import NeedRef, OptionalNeed, Shape, ShapedApp
 from moorage_testkit.fleets import fleet_of, node, provider, two_zones
@@ -70,6 +79,11 @@ def _reasons(fleet: Fleet, *shapes: Shape) -> list[tuple[str, dict[str, str]]]:
         values = {name: value for name in fields if (value := getattr(reason, name))}
         found.append((reason.samples[0], {"code": reason.code, **values}))
     return found
+
+
+def _message(fleet: Fleet, shape: Shape) -> str:
+    (reason,) = TopologyAnswers(fleet).answer(_ask({"web": [shape]}, explain=True)).apps["web"].reasons
+    return reason.message
 
 
 def test_clusters_without_parts_for_the_pods_are_excluded() -> None:
@@ -151,6 +165,22 @@ def test_the_relation_that_excludes_a_cluster_is_named(relation: Any, name: str)
     in_zone = SameSubtree(groups=("_A", "_C"))
     ((_, found),) = _reasons(fleet, _shape(A, b, C, relations=[relation, in_zone]))
     assert (found["code"], found["relation"]) == ("RelationFails", name)
+    assert "; nearest is lab/a n-0: n-0/" in _message(fleet, _shape(A, b, C, relations=[relation, in_zone]))
+
+
+def test_of_devices_that_do_not_agree_the_nearest_are_named() -> None:
+    made = node(cpu="4")
+    made.devices = [
+        DeviceReport(id=f"d.x/p/{name}", driver="d.x", pool="p", name=name, attributes={"d.x/root": root})
+        for name, root in (("g0", "a"), ("g1", "b"))
+    ]
+    fleet = fleet_of({"lab/a": [made]})
+    ask = DeviceAsk(selectors=('device.driver == "d.x"',), count=2)
+    relation = AttributeRelation(groups=("gpu/one",), attribute="d.x/root")
+    shape = _shape(PartGroup(suffix="gpu/one", devices=(ask,)), relations=[relation])
+    ((_, found),) = _reasons(fleet, shape)
+    assert (found["code"], found["relation"]) == ("RelationFails", "match d.x/root")
+    assert _message(fleet, shape).endswith("; nearest is lab/a n-0: d.x/p/g0 (a), d.x/p/g1 (b)")
 
 
 def test_what_excludes_many_clusters_is_tested_on_some() -> None:

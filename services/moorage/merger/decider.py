@@ -438,7 +438,7 @@ class Decider:
                 return placed(decision, result.seq)
             if result.code in ("DecisionTooLarge", QUOTA_EXCEEDED):
                 is_final = result.code != QUOTA_EXCEEDED  # others may give devices back, or the quota may grow
-                return ProposalRefused([Reason(code=result.code, message=result.message, by="merger")], final=is_final)
+                return ProposalRefused([_reason(result)], final=is_final)
             if result.code:
                 break  # the group was decided or withdrawn meanwhile
         return _OVERTAKEN
@@ -448,7 +448,7 @@ class Decider:
         if (forbidden := forbidden_class(record, self.catalog.grants)) is not None:
             return forbidden
         why = self.quotas.check(proposal) if isinstance(proposal, Decision) else None
-        return None if why is None else Reason(code=why.code, message=why.message, by="merger")
+        return None if why is None else _reason(why)
 
     def _misses_clusters(self, results: ControllerResults) -> bool:
         """Returns whether clusters joined after a controller computed its answer."""
@@ -517,6 +517,10 @@ class Decider:
             attempt.decision = ""
         attempt.simulated = True
         return attempt
+
+
+def _reason(why: Dropped) -> Reason:
+    return Reason(code=why.code, message=why.message, needed=why.needed, free=why.free, by="merger")
 
 
 def _refused(

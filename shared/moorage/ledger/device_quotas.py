@@ -104,7 +104,8 @@ class DeviceQuotas:
                         f"project {project} may hold {item.count} {of} by quota {name}; it holds {_text(held)}, "
                         f"and would hold {_text(wanted)}"
                     )
-                    return Dropped(QUOTA_EXCEEDED, message)
+                    free = max(0, item.count * MILLI - held)
+                    return Dropped(QUOTA_EXCEEDED, message, needed=_text(wanted - held), free=_text(free))
         return None
 
     def held(self, project: str, class_: str = ALL_DEVICES) -> int:

@@ -16,10 +16,12 @@ EntryT = TypeVar("EntryT")
 
 class Dropped(msgspec.Struct, frozen=True):
     """The entry is not in the log and will not be. `code` is a reason code, or "" where the room was taken and the group
-    may be decided again."""
+    may be decided again. `needed`, `free`: of what there is too little, as quantities."""
 
     code: str
     message: str
+    needed: str = ""
+    free: str = ""
 
 
 @dataclass(slots=True)

@@ -239,6 +239,7 @@ class PartExplanations:
                 yield from self._zone_short(clusters, what)
             else:
                 message = f"parts serve each group of {shape.object}, but none do so with {what}"
+                message += self._without_relation(relaxed, clusters, name)
                 yield self._reason("RelationFails", clusters, message, relation=name), clusters
         if self._left.any() and len(shape.groups) == 1 and not shape.relations:
             suffix = shape.groups[0].suffix
@@ -247,6 +248,39 @@ class PartExplanations:
         elif self._left.any():
             message = f"parts serve each group of {shape.object} by itself, but no node has parts for all of them"
             yield self._reason("RelationFails", self._left, message), self._left
+
+    def _without_relation(self, relaxed: Shape, clusters: Mask, name: str) -> str:
+        """Returns the parts that a pod would have on a node of these clusters without a relation, and what they have of an attribute
+        that it is about."""
+        fleet, one = self._fleet, msgspec.structs.replace(relaxed, count=1)
+        relation = next((r for r in self._shape.relations if _described(r)[0] == name), None)
+        for cid in np.flatnonzero(clusters)[:_COUNTED].tolist():
+            found = assign(fleet, fleet.rows_of(cid), [one])
+            if isinstance(found, Unassigned) or not found.slots[0]:
+                continue
+            slot = found.slots[0][0]
+            parts = list(slot.parts)
+            if isinstance(relation, AttributeRelation):
+                needs = relation.groups
+                parts = [g.part for g in slot.devices if g.need in needs or g.need.rpartition("/")[0] in needs]
+                values = {part: self._attribute(cid, slot.node, part, relation.attribute) for part in parts}
+                return f"; nearest is {fleet.names[cid]} {slot.node}: " + ", ".join(
+                    f"{p} ({values[p]})" for p in values
+                )
+            if parts:
+                return f"; nearest is {fleet.names[cid]} {slot.node}: {', '.join(parts)}"
+        return ""
+
+    def _attribute(self, cid: int, node: str, part: str, name: str) -> str:
+        fleet = self._fleet
+        row = fleet.row_of(cid, node)
+        if row is None:
+            return "unknown"
+        _, layout = fleet.inside(row)
+        at = layout.at.get(fleet.path_of(row, part, layout))
+        found = dict(layout.parts[at].properties).get(name) if at is not None else None
+        values = found if isinstance(found, tuple) else (found,)
+        return ", ".join(map(str, values)) if found is not None else f"without {name}"
 
     def _sources_short(self, what: str, suffix: str) -> Reason:
         """Explains clusters where parts are free, but not the counters or parts of which they take."""
