@@ -9,9 +9,10 @@ import urllib.error
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
-from moorage.agent import device_allocation, version_apply
+from moorage.agent import device_allocation, device_evictions, version_apply
 from moorage.agent.install_manifests import ALLOCATION_RULES, OWN_RULES, RULES
 from moorage.kube import Unreachable
 from moorage.model.claims import Claim, IntentRef
@@ -77,8 +78,8 @@ def claim(app: str, *numbers: int) -> Claim:
     )
 
 
-def objects(app: str, *numbers: int) -> list[dict[str, Any]]:
-    """The final objects of an app whose pods have these devices, as the patcher makes them."""
+def objects(app: str, *numbers: int, vacated: Sequence[int] = ()) -> list[dict[str, Any]]:
+    """The final objects of an app whose pods have these devices, as the patcher makes them. `vacated`: they leave these."""
     request = {"name": "one", "exactly": {"deviceClassName": "pinnable"}}
     template = {
         "apiVersion": "resource.k8s.io/v1",
@@ -90,7 +91,8 @@ def objects(app: str, *numbers: int) -> list[dict[str, Any]]:
     web = deployment(app, replicas=len(numbers), cpu="100m", resourceClaims=[entry])
     web["spec"]["template"]["spec"]["containers"][0]["resources"]["claims"] = [{"name": "gpu"}]
     nodes = {f"id{app}": [NODE]}
-    return FinalObjects([template, web], [], nodes, "d").on_cluster(CLUSTER, [claim(app, *numbers)])
+    made = msgspec.structs.replace(claim(app, *numbers), vacated=[f"{DRIVER}/{NODE}/gpu-{i}" for i in vacated])
+    return FinalObjects([template, web], [], nodes, "d").on_cluster(CLUSTER, [made])
 
 
 def pods(plane: ControlPlane, app: str) -> dict[str, str]:
@@ -291,6 +293,48 @@ async def test_where_the_label_says_so_the_agent_allocates(
     # Whoever has a device gives it back by ending.
     await mesh.want(CLUSTER, "web", 7, remove=True)
     await settled(lambda: len(plane.get(f"{NAMESPACED}/resourceclaims")["items"]) == 1, 60, "they are given back")
+
+
+@pytest.mark.parametrize("how", ["pins", "allocates"])
+async def test_a_pod_leaves_a_device_that_is_gone_and_an_agent_that_ends_then_is_followed(
+    plane: ControlPlane, mesh: Mesh, agents: Start, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Kubernetes ends no pod of a device that is not there any more."""
+    rules = [*RULES, *OWN_RULES, *(ALLOCATION_RULES if how == "allocates" else ())]
+    start: dict[str, Any] = {"kubeconfig": plane.service_account(f"leaving-{how}", rules)}
+    if how == "allocates":
+        start["labels"] = {"moorage.dev/dra": "allocate"}
+    ended = asyncio.Event()
+
+    def stops(point: str) -> None:
+        if point == "agent.vacated":
+            ended.set()
+            raise Unreachable("the agent ends here")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(device_evictions, "reached", stops)
+        first = agents(plane, **start)
+        await mesh.want(CLUSTER, "web", 5, *objects("web", 2, 3))
+        await settled(lambda: sorted(pods(plane, "web").values()) == ["gpu-2", "gpu-3"], 60, "both have theirs")
+        before = pods(plane, "web")
+        replace_slice(plane, slice_of(0, 1, 2, generation=2))
+        await asyncio.sleep(1)
+        assert pods(plane, "web") == before, "nothing says that they leave"
+        await mesh.want(CLUSTER, "web", 6, *objects("web", 2, 1, vacated=[3]))
+        await asyncio.wait_for(ended.wait(), 60)
+        first.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await first
+    agents(plane, **start)
+    await settled(lambda: sorted(pods(plane, "web").values()) == ["gpu-1", "gpu-2"], 60, "it has the other device")
+    after = pods(plane, "web")
+    kept = next(uid for uid, device in before.items() if device == "gpu-2")
+    assert after[kept] == "gpu-2"
+    # Once nothing is left of it the order ends, and restarts change nothing.
+    await mesh.want(CLUSTER, "web", 7, *objects("web", 2, 1))
+    await until(lambda: mesh.confirmation("web", 7) is not None, 40, "applied")
+    await asyncio.sleep(1)
+    assert pods(plane, "web") == after
 
 
 async def test_slices_and_classes_that_change_complete_the_pins_again(
