@@ -16,12 +16,13 @@ from moorage.candidates.objective import FreeCapacity
 from moorage.classes import ClassCatalog
 from moorage.controllers.resource_class.core.answers import ClassAnswers, alternatives
 from moorage.fit import Assigned, FitCache, PackingSolutions, assign
+from moorage.fit.device_counts import DeviceCounts, count_devices
 from moorage.fit.device_rows import DeviceRows, best_clusters_first
 from moorage.fleet import Fleet, normalize_node
 from moorage.merger.core.class_binding import bound
 from moorage.model.candidates import Answer, Ask
 from moorage.model.groups import Revision
-from moorage.model.part_reports import DeviceReport, DeviceTaint
+from moorage.model.part_reports import CounterSetReport, DeviceReport, DeviceTaint
 from moorage.model.part_requests import DeviceAsk, PartGroup, PropertyCondition
 from moorage.model.reports import NodeReport
 from moorage.model.resource_classes import RESOURCE_CLASS, FleetObject, StoredMetadata
@@ -300,6 +301,31 @@ def test_the_first_alternative_is_taken_on_whatever_node_has_it() -> None:
     solutions = PackingSolutions(lambda shapes, where, able: rows.choose(shapes, where, able, "default"))
     assert _placed(fleet, _shape(_need("A", "B")), solutions) == {"b": 1}
     assert _placed(fleet, _shape(_need("C", "B")), solutions) == {"a": 1}
+
+
+@pytest.mark.parametrize(("taken", "wholes", "cores"), [({}, 2, 8), ({"core-0": 1}, 1, 7), ({"zone-1": 1}, 1, 4)])
+def test_nested_devices_count_as_free_if_their_counters_are(taken: dict[str, int], wholes: int, cores: int) -> None:
+    """Zones with exclusive cores, which are devices themselves."""
+    devices = [
+        DeviceReport(name=f"zone-{z}", kind="numa-node", consumes={f"cores-{z}": {"cores": "4"}}) for z in range(2)
+    ]
+    devices += [
+        DeviceReport(name=f"core-{i}", kind="single-core", consumes={f"cores-{i // 4}": {"cores": "1"}})
+        for i in range(8)
+    ]
+    counters = [CounterSetReport(pool="", name=f"cores-{z}", counters={"cores": "4"}) for z in range(2)]
+    kinds = {"zone-1": "NUMA_NODE", "core-0": "SINGLE_CORE"}
+    used = {f"n0/{name}": {kinds[name]: str(n)} for name, n in taken.items()}
+    made = msgspec.structs.replace(node("n0", in_use=used), devices=devices, counters=counters)
+    fleet = fleet_of({"lab/a": [made]})
+
+    def counts(kind: str) -> DeviceCounts:
+        selector = ((PropertyCondition(key="Kind", operator="In", values=(kind,)),),)
+        return count_devices(fleet, DeviceAsk(resource_class=kind, properties=selector), fleet.known)
+
+    whole, single = counts("numa-node"), counts("single-core")
+    assert [int(whole.there[0]), int(whole.free[0]), int(whole.most_free[0])] == [10, wholes, wholes]
+    assert [int(single.selected[0]), int(single.free[0]), int(single.most_free[0])] == [8, cores, cores]
 
 
 def test_reasons_name_each_condition_and_the_nearest_device() -> None:

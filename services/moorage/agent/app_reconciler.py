@@ -180,12 +180,7 @@ class AppReconciler:
         if not found.templates:
             return objects, {}
         pinned = {ref_of(obj): obj for obj in found.manifests}
-        notices = {
-            ref: f"a ResourceQuota of namespace {ref.namespace} counts devices of {', '.join(classes)}, so the template names"
-            " the devices itself: pods restart when they get others"
-            for ref in pinned
-            if ref.kind == "ResourceClaimTemplate" and (classes := found.templates.get((ref.namespace, ref.name)))
-        }
+        notices = {ref: found.notice(ref.kind, ref.namespace, ref.name) for ref in pinned}
         return pinned, notices
 
     async def _repair(self, desired: DesiredApp) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import NamedTuple
 
+from moorage.dra.quotas import PINNED_BY_TEMPLATE
 from moorage.kube import ApiError
 from moorage.podspec import CLAIM, template
 
@@ -14,8 +15,6 @@ from .core.owned_objects import Live
 from .core.readiness import Readiness, readiness_of
 from .managed_object import ManagedObject
 
-#: The code of a warning: a template names devices itself, because a quota counts them by class.
-PINNED_BY_TEMPLATE = "PinnedByTemplate"
 #: Seconds between two reads of the events of an object that is not ready.
 EVENTS_INTERVAL = 10.0
 

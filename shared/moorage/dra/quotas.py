@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from moorage.kube.objects import Key
+from moorage.parsing import parse_amount
 from moorage.podspec import (
     CLASS_OF_PIN,
     PIN_PREFIX,
@@ -31,34 +32,63 @@ _COUNTED = ".deviceclass.resource.k8s.io/devices"
 _read_ids = msgspec.json.Decoder(list[str]).decode
 
 
+#: The code of a warning: a template names devices itself, because a quota counts them by class.
+PINNED_BY_TEMPLATE = "PinnedByTemplate"
+
+
 class QuotaPins(NamedTuple):
     """The objects of an app, and its templates that have pins, each with the classes that quotas count, by namespace and name."""
 
     manifests: list[Manifest]
     templates: dict[tuple[str, str], list[str]]
 
+    def notice(self, kind: str, namespace: str, name: str) -> str:
+        """Returns what to tell users of an object; "" if nothing."""
+        classes = self.templates.get((namespace, name)) if kind == "ResourceClaimTemplate" else None
+        if not classes:
+            return ""
+        return (
+            f"a ResourceQuota of namespace {namespace} counts devices of {', '.join(classes)}, so the template names the"
+            " devices itself: pods restart when they get others"
+        )
+
 
 class Quotas:
     """The ResourceQuotas of a cluster, as far as they count devices by class."""
 
     def __init__(self) -> None:
-        self._counted: dict[Key, frozenset[str]] = {}
+        self._limits: dict[Key, dict[str, int]] = {}  # by class
 
     def put(self, key: Key, found: ResourceQuota) -> None:
-        counted = {name.removesuffix(_COUNTED) for name in found.spec.hard or () if name.endswith(_COUNTED)}
-        if counted:
-            self._counted[key] = frozenset(counted)
+        """Takes over a quota. One whose amount cannot be read allows nothing, as no API server has it."""
+        limits = {
+            name.removesuffix(_COUNTED): _amount(hard)
+            for name, hard in (found.spec.hard or {}).items()
+            if name.endswith(_COUNTED)
+        }
+        if limits:
+            self._limits[key] = limits
         else:
-            self._counted.pop(key, None)
+            self._limits.pop(key, None)
 
     def drop(self, key: Key) -> None:
-        self._counted.pop(key, None)
+        self._limits.pop(key, None)
 
     def of(self, namespace: str) -> frozenset[str]:
         """Returns the classes that quotas of a namespace count."""
-        if not self._counted:
-            return frozenset()
-        return frozenset().union(*(classes for key, classes in self._counted.items() if key.namespace == namespace))
+        return frozenset(name for key, of in self._limits.items() if key.namespace == namespace for name in of)
+
+    def limit(self, namespace: str, name: str) -> int | None:
+        """Returns how many devices of a class the claims of a namespace may ask for; None if no quota counts them."""
+        found = [of[name] for key, of in self._limits.items() if key.namespace == namespace and name in of]
+        return min(found, default=None)
+
+
+def _amount(hard: object) -> int:
+    try:
+        return parse_amount("pods", str(hard), True)
+    except ValueError:
+        return 0
 
 
 def with_quotas(

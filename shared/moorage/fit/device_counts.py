@@ -9,8 +9,10 @@ from numpy.typing import NDArray
 
 from moorage.model.part_requests import DeviceAsk, PartGroup
 from moorage.model.shapes import Shape
+from moorage.parts.device_parts import unit_of
 from moorage.parts.device_slots import selected_devices
 from moorage.parts.device_table import tolerated
+from moorage.parts.inside import InnerPart, Layout
 
 from .device_rows import entries_of, free_of
 from .inner_rows import nodes_by_layout
@@ -59,6 +61,7 @@ def count_devices(rows: Rows, ask: DeviceAsk, about: Mask) -> DeviceCounts:
         clusters = rows.cluster[ids[at]].astype(np.int64)
         on_node = np.zeros(len(at), np.int64)
         counting = np.zeros(len(at), np.int64)
+        by_source: dict[int, tuple[Counts, Counts]] = {}  # entry → devices that take of it first, and the most that can
         for part in layout.parts:
             if part.device < 0:
                 continue
@@ -81,13 +84,38 @@ def count_devices(rows: Rows, ask: DeviceAsk, about: Mask) -> DeviceCounts:
                     continue
                 whole = amounts[:, entries[0][0]] // entries[0][1]
                 of_part = (free_of(entries, 0, amounts) >= wanted) if report.divisible else np.clip(whole, 0, number)
-                on_node += of_part
+                sources = _sources(layout, part, amounts)
+                if ask.admin:  # it takes nothing
+                    of_part, sources = np.full(len(at), number), []
+                for _, most_of in sources:
+                    of_part = np.minimum(of_part, most_of)
+                if sources:
+                    entry, most_of = sources[0]
+                    others, bound = by_source.get(entry, (on_node * 0, most_of))
+                    by_source[entry] = others + of_part, np.maximum(bound, most_of)
+                else:
+                    on_node += of_part
                 counting += of_part if first is None else of_part * first
+        for devices, bound in by_source.values():
+            on_node += np.minimum(devices, bound)
         np.add.at(free, clusters, counting)
         np.maximum.at(most, clusters, on_node)
         if layout.inside.incomplete_pools:
             np.add.at(invalid if layout.inside.invalid_pools else incomplete, clusters, 1)
     return DeviceCounts(there, selected, healthy, untainted, free, most, incomplete, invalid, known)
+
+
+def _sources(layout: Layout, part: InnerPart, amounts: Counts) -> list[tuple[int, Counts]]:
+    """Returns what a device takes of other parts, as counters that it shares: the entry of each, and how many such devices it has
+    room for, by node. One that can be divided takes it once, which may have happened."""
+    report = layout.inside.devices[part.device]
+    return [
+        (entry, np.maximum(amounts[:, entry], 0) // (amount * take.amount))
+        for name, amount in ([unit_of(report)] if part.consumes and not report.divisible else ())
+        for take in part.consumes.get(name, ())
+        if take.part and amount * take.amount > 0
+        for entry in (layout.entry_at[layout.parts[take.part].path, take.resource],)
+    ]
 
 
 def lacking_devices(rows: Rows, shape: Shape, about: Mask) -> Mask:

@@ -117,6 +117,32 @@ def test_pools_that_are_not_complete_or_make_no_sense_have_problems() -> None:
         assert found.incomplete_pools and text in found.problems[0]
 
 
+def test_quotas_bound_the_devices_of_a_class_pinned_or_not() -> None:
+    hard = {"gpu.deviceclass.resource.k8s.io/devices": "2"}
+    quota: Json = {
+        "apiVersion": "v1",
+        "kind": "ResourceQuota",
+        "metadata": {"name": "gpus", "namespace": "shop"},
+        "spec": {"hard": hard},
+    }
+    world = World(fleet(EVERY, quota, *GPUS))
+    pinned = template("moorage-c-own")
+    pinned["spec"]["spec"]["devices"]["requests"][0]["exactly"]["deviceClassName"] = "moorage-c-gpu"
+    devices = [ident("n-0", "b"), ident("n-1", "a"), ident("n-1", "b")]
+    objects = [pin("moorage-c-gpu", *devices), pinned, workload(replicas=3, **using("moorage-c-own"))]
+    world.want(CLUSTER, app(1, *objects))
+    world.run(5)
+    had = in_use(world, "n-0") | in_use(world, "n-1")
+    assert len(had) == 2 and had < set(devices), "the quota holds for pins, and they for the scheduler"
+    told = {o.object: o.code for o in world.last().objects if o.code}
+    assert [(name.partition("-c-own-")[0], code) for name, code in told.items()] == [
+        ("ResourceClaimTemplate/moorage", "PinnedByTemplate")
+    ]
+    change(world, fleet(EVERY, {**quota, "spec": {"hard": {"pods": "9"}}}, *GPUS))
+    world.run(5)
+    assert in_use(world, "n-0") | in_use(world, "n-1") == set(devices)
+
+
 def test_pods_of_the_mesh_and_of_strangers_get_the_first_devices_that_fit() -> None:
     large: Json = {
         "selectors": [{"cel": {"expression": f'device.capacity["{DRIVER}"].memory.isGreaterThan(quantity("50Gi"))'}}]

@@ -40,7 +40,7 @@ class SimulatedCluster:
     """The state of a cluster. `timers` collects (when, action, argument), and `late_zones` what is reported of zones after a
     delay; the simulator takes them out."""
 
-    __slots__ = ("apps", "devices", "dirty_apps", "dirty_nodes", "dirty_pods", "failed", "gates", "gone_pods", "handed_over", "hold_until", "late_zones", "leaving", "machines", "nodes", "pending", "pods", "serial", "spec", "timers", "unbound", "versions", "wall", "wanted_again", "workloads")  # fmt: skip
+    __slots__ = ("apps", "devices", "dirty_apps", "dirty_nodes", "dirty_pods", "failed", "gates", "gone_pods", "handed_over", "hold_until", "late_zones", "leaving", "machines", "nodes", "notices", "pending", "pods", "serial", "spec", "timers", "unbound", "versions", "wall", "wanted_again", "workloads")  # fmt: skip
 
     def __init__(self, spec: ClusterSpec, wall: float = 0.0) -> None:
         """`wall`: what the time of day is more than the time of calls."""
@@ -65,6 +65,7 @@ class SimulatedCluster:
         self.gone_pods: set[str] = set()
         self.unbound: dict[str, SimulatedPod] = {}
         self.gates = ClaimGates()
+        self.notices: dict[WorkloadKey, tuple[str, str]] = {}  # what users should know of objects that are not wrong
         self.hold_until = 0.0
         self.serial = 0
         self.timers: list[tuple[float, str, Any]] = []
@@ -226,7 +227,8 @@ class SimulatedCluster:
         self.versions[key] = app.version
         self.dirty_apps[key] = None
         self._materialize()
-        names = [] if app.remove else [object_key(manifest) for manifest in app.objects]
+        objects = self._with_quotas(key, app)
+        names = [] if app.remove else [object_key(manifest) for manifest in objects]
         for old in self.apps.get(key, []):
             if old not in names:
                 self._remove_workload((key, old))
@@ -237,10 +239,21 @@ class SimulatedCluster:
         self.apps[key] = names
         if app.succeeds:
             self._take_over(key, app)
-        for name, manifest in zip(names, app.objects, strict=True):
+        for name, manifest in zip(names, objects, strict=True):
             self._apply_object((key, name), manifest)
         self._evict(now)
         self.reconcile(now)
+
+    def _with_quotas(self, key: AppKey, app: DesiredApp) -> list[dict[str, Any]]:
+        """Returns the objects with pins in templates where quotas want that."""
+        if self.devices is None:
+            return app.objects
+        objects, notices = self.devices.with_quotas(app.objects)
+        for manifest, notice in zip(objects, notices, strict=True):
+            self.notices.pop((key, object_key(manifest)), None)
+            if notice is not None:
+                self.notices[key, object_key(manifest)] = notice
+        return objects
 
     def _take_over(self, key: AppKey, app: DesiredApp) -> None:
         """Takes the objects of the app's names from the group that it succeeds."""
@@ -298,7 +311,10 @@ class SimulatedCluster:
             if message is not None:
                 objects.append(ObjectStatus(object=name, state="Failed", message=message))
             else:
-                objects.append(self.workloads[owned].status())
+                status = self.workloads[owned].status()
+                if notice := self.notices.get(owned):
+                    status.code, status.message = notice
+                objects.append(status)
         return Confirm(group=key[0], app=key[1], version=version, objects=objects)
 
     def _remove_workload(self, key: WorkloadKey) -> None:
@@ -313,6 +329,7 @@ class SimulatedCluster:
         work = self.workloads.pop(key, None)
         self.pending.pop(key, None)
         self.failed.pop(key, None)
+        self.notices.pop(key, None)
         for pod in [*work.pods, *work.refused] if work is not None else ():
             self._delete(pod, work)
         if self.devices is not None and work is not None:

@@ -3,6 +3,7 @@ clusters keep the same by the same code; here the scheduler's part is played, to
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -12,12 +13,13 @@ from moorage.dra import objects as dra
 from moorage.dra.allocated import DeviceClaims
 from moorage.dra.classes import DeviceClasses
 from moorage.dra.pins import UnknownClass, completed, is_pin, vacated_by
+from moorage.dra.quotas import PINNED_BY_TEMPLATE, Quotas, with_quotas
 from moorage.dra.slices import DevicePool, Devices, NodeDevices
 from moorage.kube.objects import Key, Object, ObjectMetadata
 from moorage.model.part_reports import DeviceClassReport, DeviceTaint
 from moorage.model.part_requests import DeviceAsk, DeviceToleration
 from moorage.parts.device_table import tolerates
-from moorage.podspec.device_claims import Ask, ClaimDevices, ClaimSpec, Request, claim_needs, read_claim
+from moorage.podspec.device_claims import MAX_DEVICES, Ask, ClaimDevices, ClaimSpec, Request, claim_needs, read_claim
 from moorage.podspec.device_shares import DEVICE_CLASS
 
 from .device_allocator import NodeView, allocate
@@ -70,6 +72,7 @@ class SimulatedDevices:
         self._claims: dict[Key, _Claim] = {}
         self._of_pod: dict[str, dict[str, Key]] = {}  # the claims of each pod, by the pod's name for them
         self._admin_namespaces: set[str] = set()
+        self.quotas = Quotas()
 
     def _changed(self, node: str) -> None:
         self._known.pop(node, None)
@@ -116,6 +119,8 @@ class SimulatedDevices:
                 self._templates[key] = read_claim((manifest.get("spec") or {}).get("spec") or {})
             elif kind == "ResourceClaim":
                 self._put_claim(key, manifest)
+            elif kind == "ResourceQuota":
+                self.quotas.put(key, msgspec.convert(manifest, dra.ResourceQuota))
             elif kind == "Namespace" and (manifest["metadata"].get("labels") or {}).get(ADMIN_ACCESS) == "true":
                 self._admin_namespaces.add(name)
         except msgspec.ValidationError as error:
@@ -146,6 +151,8 @@ class SimulatedDevices:
             self._classes.drop(name)
         elif kind == "ResourceClaimTemplate":
             self._templates.pop(key, None)
+        elif kind == "ResourceQuota":
+            self.quotas.drop(key)
         elif kind == "Namespace":
             self._admin_namespaces.discard(name)
         elif kind == "ResourceClaim" and (claim := self._claims.get(key)) is not None:
@@ -281,9 +288,29 @@ class SimulatedDevices:
             return None
         if any(ask.admin_access for ask in _asks(spec)) and namespace not in self._admin_namespaces:
             return None  # the API server refuses the claim
+        if self._exceeds_quota(namespace, spec):
+            return None
         key = Key(namespace, f"{uid}-{entry.name}")
         self._claims[key] = _Claim(spec, made=True)
         return key
+
+    def _exceeds_quota(self, namespace: str, spec: ClaimSpec) -> bool:
+        """Returns whether with one more claim a namespace would ask for more devices of a class than a quota allows."""
+        asked = _counted(spec)
+        limits = {name: self.quotas.limit(namespace, name) for name in asked}
+        if all(limit is None for limit in limits.values()):
+            return False
+        total = Counter(asked)
+        for key, claim in self._claims.items():
+            if key.namespace == namespace:
+                total.update(_counted(claim.spec))
+        return any(limit is not None and total[name] > limit for name, limit in limits.items())
+
+    def with_quotas(self, manifests: Sequence[Manifest]) -> tuple[list[Manifest], list[tuple[str, str] | None]]:
+        """Does what agents do where quotas count devices by class. Returns the objects, and what to tell of each: a code and words."""
+        found = with_quotas(manifests, self.quotas.of, lambda: self._slices)
+        words = [found.notice(*key_of(manifest)) for manifest in found.manifests]
+        return found.manifests, [(PINNED_BY_TEMPLATE, text) if text else None for text in words]
 
     def gone(self, uid: str) -> None:
         """Takes from a pod that has ended what it has. A claim that no pod has any more gives its devices back."""
@@ -379,6 +406,18 @@ def _tolerations(spec: ClaimSpec, request: str) -> Sequence[DeviceToleration]:
 def _asks(spec: ClaimSpec) -> Iterator[Ask]:
     for request in spec.devices.requests or ():
         yield from request.first_available or (request.exactly or request,)
+
+
+def _counted(spec: ClaimSpec) -> dict[str, int]:
+    """Returns how many devices of each class quotas count for a claim: the most that it may have."""
+    found: Counter[str] = Counter()
+    for request in spec.devices.requests or ():
+        most: dict[str, int] = {}
+        for ask in request.first_available or (request.exactly or request,):
+            count = MAX_DEVICES if ask.allocation_mode == "All" else 1 if ask.count is None else ask.count
+            most[ask.device_class_name] = max(count, most.get(ask.device_class_name, 0))
+        found.update(most)
+    return found
 
 
 def _of_resource(device_class: str, count: int) -> ClaimSpec:
