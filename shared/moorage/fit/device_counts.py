@@ -12,7 +12,7 @@ from moorage.model.shapes import Shape
 from moorage.parts.device_parts import unit_of
 from moorage.parts.device_slots import selected_devices
 from moorage.parts.device_table import tolerated
-from moorage.parts.inside import InnerPart, Layout
+from moorage.parts.inside import InnerPart, Layout, part_id
 
 from .device_rows import entries_of, free_of
 from .inner_rows import nodes_by_layout
@@ -22,8 +22,18 @@ from .protocols import Mask, Rows
 Counts = NDArray[np.int64]
 
 
+class ShortCounter(NamedTuple):
+    """A counter of which a device takes more than is left."""
+
+    part: str
+    name: str
+    needed: int
+    free: int
+
+
 class DeviceCounts(NamedTuple):
     """Devices by cluster. Each number counts those of the number before that meet one condition more. `most_free`: on one node.
+    `starved`: devices that nobody has, but counters that they take of have too little left; `counter` is the nearest of these.
     `incomplete`, `invalid`: nodes with pools of which no device counts, because slices are missing, or because they make no sense.
     `known`: some cluster has a DeviceClass of the name that is asked for."""
 
@@ -33,9 +43,11 @@ class DeviceCounts(NamedTuple):
     tolerated: Counts
     free: Counts
     most_free: Counts
+    starved: Counts
     incomplete: Counts
     invalid: Counts
     known: bool
+    counter: ShortCounter | None = None
 
     def lacks(self, ask: DeviceAsk) -> Mask:
         """Returns the clusters of which no node has enough devices free at once."""
@@ -46,13 +58,15 @@ class DeviceCounts(NamedTuple):
 def count_devices(rows: Rows, ask: DeviceAsk, about: Mask) -> DeviceCounts:
     """Counts the devices of usable nodes of these clusters."""
     ids = np.flatnonzero(rows.usable[: rows.n] & about[rows.cluster[: rows.n]])
-    there, selected, healthy, untainted, free, incomplete, invalid = (np.zeros(rows.size, np.int64) for _ in range(7))
-    most = np.zeros(rows.size, np.int64)
+    there, selected, healthy, untainted, free, most, starved, incomplete, invalid = (
+        np.zeros(rows.size, np.int64) for _ in range(9)
+    )
+    counter: ShortCounter | None = None
     wanted = ask.share or 1000
     known = False
     seen: set[tuple[int, str]] = set()  # clusters with the devices that several nodes reach, which count once
     if not len(ids):
-        return DeviceCounts(there, selected, healthy, untainted, free, most, incomplete, invalid, known)
+        return DeviceCounts(there, selected, healthy, untainted, free, most, starved, incomplete, invalid, known)
     asked = Asked(Shape(key="", object="", groups=[PartGroup(devices=(ask,))]))
     for layout, at, amounts in nodes_by_layout(rows, ids, asked=[asked]):
         table = StaticInside.of(layout).table
@@ -87,10 +101,16 @@ def count_devices(rows: Rows, ask: DeviceAsk, about: Mask) -> DeviceCounts:
                 sources = _sources(layout, part, amounts)
                 if ask.admin:  # it takes nothing
                     of_part, sources = np.full(len(at), number), []
-                for _, most_of in sources:
+                for entry, each, most_of in sources:
+                    short = (of_part > 0) & (most_of == 0)
+                    if short.any():
+                        np.add.at(starved, clusters, of_part * short * (1 if first is None else first))
+                        nearest = int(np.argmax(np.where(short, amounts[:, entry], -1)))
+                        left = int(amounts[nearest, entry])
+                        counter = _nearer(counter, rows, layout, int(ids[at[nearest]]), entry, each, left)
                     of_part = np.minimum(of_part, most_of)
                 if sources:
-                    entry, most_of = sources[0]
+                    entry, _, most_of = sources[0]
                     others, bound = by_source.get(entry, (on_node * 0, most_of))
                     by_source[entry] = others + of_part, np.maximum(bound, most_of)
                 else:
@@ -102,15 +122,15 @@ def count_devices(rows: Rows, ask: DeviceAsk, about: Mask) -> DeviceCounts:
         np.maximum.at(most, clusters, on_node)
         if layout.inside.incomplete_pools:
             np.add.at(invalid if layout.inside.invalid_pools else incomplete, clusters, 1)
-    return DeviceCounts(there, selected, healthy, untainted, free, most, incomplete, invalid, known)
+    return DeviceCounts(there, selected, healthy, untainted, free, most, starved, incomplete, invalid, known, counter)
 
 
-def _sources(layout: Layout, part: InnerPart, amounts: Counts) -> list[tuple[int, Counts]]:
-    """Returns what a device takes of other parts, as counters that it shares: the entry of each, and how many such devices it has
-    room for, by node. One that can be divided takes it once, which may have happened."""
+def _sources(layout: Layout, part: InnerPart, amounts: Counts) -> list[tuple[int, int, Counts]]:
+    """Returns what a device takes of other parts, as counters that it shares: the entry of each, how much it takes, and how many such
+    devices there is room for, by node. One that can be divided takes it once, which may have happened."""
     report = layout.inside.devices[part.device]
     return [
-        (entry, np.maximum(amounts[:, entry], 0) // (amount * take.amount))
+        (entry, amount * take.amount, np.maximum(amounts[:, entry], 0) // (amount * take.amount))
         for name, amount in ([unit_of(report)] if part.consumes and not report.divisible else ())
         for take in part.consumes.get(name, ())
         if take.part and amount * take.amount > 0
@@ -128,6 +148,16 @@ def lacking_devices(rows: Rows, shape: Shape, about: Mask) -> Mask:
                 without = without & count_devices(rows, ask, without).lacks(ask)
             lacking |= without
     return lacking
+
+
+def _nearer(
+    known: ShortCounter | None, rows: Rows, layout: Layout, row: int, entry: int, needed: int, free: int
+) -> ShortCounter:
+    """Returns the counter of which a larger share of what is needed is left."""
+    if known is not None and known.free * needed >= free * known.needed:
+        return known
+    part, name = layout.entries[entry]
+    return ShortCounter(part_id(rows.node_name(row), layout.parts[part].path), name, needed, max(free, 0))
 
 
 def _first_of(clusters: Counts, path: str, seen: set[tuple[int, str]]) -> Mask:

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from moorage.controllers.resource_class.core.explanations import device_reasons
 from moorage.dra import objects as dra
 from moorage.fit import Assigned, FitCache, Unassigned
 from moorage.fit.device_counts import count_devices
@@ -126,6 +127,21 @@ def test_a_device_counts_once_where_counters_are_shared() -> None:
     assert len(devices_in(fleet, [0]).rows) == 3
     counts = count_devices(fleet, wanting().groups[0].devices[0], np.ones(1, np.bool_))
     assert (counts.there[0], counts.free[0], counts.most_free[0]) == (3, 3, 2)
+
+
+def test_devices_whose_counters_are_used_up_are_not_free() -> None:
+    devices = [Device("whole", ("n0",), 3), Device("half-0", ("n0",), 2), Device("half-1", ("n1",), 2)]
+    cluster = Cluster({"n0": 8, "n1": 8}, devices, counters=4)
+    cluster.fold(decision("d1", slots_of(cluster.assign(wanting()))))
+    shape = wanting(name="late")
+    assert isinstance(cluster.assign(shape), Unassigned)
+    counts = count_devices(cluster.fleet, shape.groups[0].devices[0], np.ones(1, np.bool_))
+    assert (counts.there[0], counts.free[0], counts.most_free[0], counts.starved[0]) == (3, 0, 0, 2)
+    assert counts.counter == (f"{DRIVER}/{POOL}/counters:c", "M", 2, 1)
+    assert counts.lacks(shape.groups[0].devices[0])[0]
+    ((reason, _),) = device_reasons(cluster.fleet, "web", shape, np.ones(1, np.bool_))
+    assert (reason.code, reason.needed, reason.free) == ("PartShort", "1", "0")
+    assert f"of 2 more the counters are used up: nearest is {DRIVER}/{POOL}/counters:c, M 1 of 2" in reason.message
 
 
 def test_they_are_providers_of_their_own_with_an_aggregate_in_common_with_the_nodes() -> None:

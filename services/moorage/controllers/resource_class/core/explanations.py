@@ -112,6 +112,9 @@ def _of_step(need: _Need, ask: DeviceAsk, counts: DeviceCounts, field: str, code
         if selection.errors:
             code = "SelectorError"
             message += f"; an expression has an error on {selection.errors}, as where an attribute is missing"
+    if field == "free" and counts.counter is not None and (starved := int(counts.starved[clusters].sum())):
+        short = counts.counter
+        message += f"; of {starved} more the counters are used up: nearest is {short.part}, {short.name} {short.free} of {short.needed}"
     for column, name, why in (
         (counts.invalid, "PoolInvalid", "make no sense"),
         (counts.incomplete, "PoolIncomplete", "lack slices"),
