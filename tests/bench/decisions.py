@@ -16,7 +16,7 @@ from moorage.fleet import Fleet, FleetFollower
 from moorage_testkit.mesh import Mesh
 from moorage_testkit.mesh_client import application as deployment
 
-from .harness import Figure, Floor, beside, percentiles
+from .harness import CpuTimes, Figure, Floor, beside, percentiles
 from .workload import Decisions, application, example
 
 NODES = 20
@@ -99,10 +99,10 @@ async def one_at_a_time(clusters: int, times: int, goal: bool) -> Figure:
 
 async def in_flight(
     mergers: int, clusters: int = 1000, total: int = 2000, width: int = 64
-) -> tuple[float, float, float]:
-    """(decisions per second, p50, p99) with half of the intents with shapes not seen before."""
+) -> tuple[float, float, float, dict[str, float]]:
+    """(decisions per second, p50, p99, CPU per decision) with half of the intents with shapes not seen before."""
     with Mesh("--workers", f"merger={mergers}") as mesh:
-        async with fleet(mesh, clusters):
+        async with fleet(mesh, clusters) as simulated:
             base = example()
             bus = await Bus.connect(mesh.settings, worker="admin")
             decisions = Decisions(bus)
@@ -120,15 +120,17 @@ async def in_flight(
 
             await asyncio.gather(*(one(total + i) for i in range(width)))
             samples.clear()
+            cpu = CpuTimes(mesh, fleet=simulated.pid)
             start = time.perf_counter()
             await asyncio.gather(*(one(i) for i in range(total)))
             seconds = time.perf_counter() - start
+            used = cpu.each(total)
             await bus.close()
-    return total / seconds, *percentiles(samples)
+    return total / seconds, *percentiles(samples), used
 
 
 async def throughput() -> list[Figure]:
-    rate, p50, p99 = await in_flight(1)
+    rate, p50, p99, cpu = await in_flight(1)
     one = Figure(
         name="decisions per second, 64 in flight, one merger",
         n=2000,
@@ -139,8 +141,9 @@ async def throughput() -> list[Figure]:
         floor_parts={"decisions/s": rate},
         goal=">= 500 decisions/s",
         ok=rate >= 500,
+        cpu=cpu,
     )
-    two_rate, two_p50, two_p99 = await in_flight(2)
+    two_rate, two_p50, two_p99, two_cpu = await in_flight(2)
     two = Figure(
         name="decisions per second, 64 in flight, two mergers",
         n=2000,
@@ -151,6 +154,7 @@ async def throughput() -> list[Figure]:
         floor_parts={"decisions/s": two_rate, "one merger": rate, "one merger p99": p99},
         goal=">= 0.7 x one, p99 <= 2 x",
         ok=two_rate >= 0.7 * rate and two_p99 <= 2 * p99,
+        cpu=two_cpu,
     )
     return [one, two]
 
@@ -158,7 +162,7 @@ async def throughput() -> list[Figure]:
 async def updates(clusters: int = 1000, total: int = 1000, width: int = 64) -> Figure:
     """Image changes of Deployments with two pods, beside new decisions of the same documents."""
     with Mesh() as mesh:
-        async with fleet(mesh, clusters):
+        async with fleet(mesh, clusters) as simulated:
             bus = await Bus.connect(mesh.settings, worker="admin")
             decisions = Decisions(bus)
             await decisions.start()
@@ -182,8 +186,12 @@ async def updates(clusters: int = 1000, total: int = 1000, width: int = 64) -> F
 
             await asyncio.gather(*(one(f"w-{i}", "i:1", []) for i in range(width)))
             await asyncio.gather(*(one(f"w-{i}", "i:2", []) for i in range(width)))
+            cpu_of_new = CpuTimes(mesh, fleet=simulated.pid)
             new, _ = await all_of("i:1")
+            cpu_new = sum(cpu_of_new.each(total).values())
+            cpu = CpuTimes(mesh, fleet=simulated.pid)
             rates = [await all_of(f"i:{number}") for number in (2, 3)]
+            used = cpu.each(2 * total)
             await bus.close()
     rate = sum(rate for rate, _ in rates) / len(rates)
     p50, p99 = percentiles([took for _, samples in rates for took in samples])
@@ -194,9 +202,10 @@ async def updates(clusters: int = 1000, total: int = 1000, width: int = 64) -> F
         p99=p99,
         floor=new,
         ratio=rate / new,
-        floor_parts={"updates/s": rate, "new decisions/s": new},
+        floor_parts={"updates/s": rate, "new decisions/s": new, "CPU of a new decision": cpu_new},
         goal=">= 0.7 x new decisions/s",
         ok=rate >= 0.7 * new,
+        cpu=used,
     )
 
 

@@ -16,7 +16,7 @@ from moorage_testkit.mesh import Mesh
 from moorage_testkit.mesh_client import application as deployment
 
 from .decisions import NODES, fleet
-from .harness import Figure, percentiles
+from .harness import CpuTimes, Figure, percentiles
 from .workload import Decisions
 
 CLUSTERS = 1_000
@@ -104,7 +104,7 @@ async def _figures(*, uuids: bool) -> list[Figure]:
     with Mesh() as mesh:
         file = mesh.state / "fleet.json"
         file.write_bytes(msgspec.json.encode(_fleet_file(uuids=uuids)))
-        async with fleet(mesh, CLUSTERS, file=file):
+        async with fleet(mesh, CLUSTERS, file=file) as simulated:
             bus = await Bus.connect(mesh.settings, worker="admin")
             asked = Decisions(bus)
             await asked.start()
@@ -127,9 +127,11 @@ async def _figures(*, uuids: bool) -> list[Figure]:
                 async with gate:
                     await asked.decide(f"many-{i}", _document(f"many-{i}", devices=True))
 
+            cpu = CpuTimes(mesh, fleet=simulated.pid)
             began = time.perf_counter()
             await asyncio.gather(*(one_of_many(i) for i in range(TOTAL)))
             rate = TOTAL / (time.perf_counter() - began)
+            used = cpu.each(TOTAL)
             await bus.close()
     plain, _ = percentiles(samples[False])
     found, worst = percentiles(samples[True])
@@ -154,5 +156,6 @@ async def _figures(*, uuids: bool) -> list[Figure]:
             floor_parts={"decisions/s": rate},
             goal=">= 250 decisions/s",
             ok=rate >= 250,
+            cpu=used,
         ),
     ]

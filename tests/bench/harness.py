@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import sys
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import msgspec
 import numpy as np
 
 from moorage.bus import Bus, Settings
+from moorage_testkit.mesh import Mesh
 
 
 class Figure(msgspec.Struct, rename="camel", kw_only=True):
@@ -26,6 +29,7 @@ class Figure(msgspec.Struct, rename="camel", kw_only=True):
     goal: str = ""
     ok: bool = True
     unit: str = "ms"
+    cpu: dict[str, float] = {}  # milliseconds of CPU per operation by worker, of all processes of the mesh
 
     @classmethod
     def of(
@@ -58,9 +62,36 @@ class Figure(msgspec.Struct, rename="camel", kw_only=True):
     def line(self) -> str:
         floor = f"  floor {self.floor:.3g}  ratio {self.ratio:.2f}" if self.floor else ""
         mark = "ok  " if self.ok else "MISS"
-        return (
+        line = (
             f"{mark} {self.name}: p50 {self.p50:.4g}  p99 {self.p99:.4g} {self.unit}{floor}  (n={self.n}; {self.goal})"
         )
+        if not self.cpu:
+            return line
+        most = sorted(self.cpu.items(), key=lambda item: -item[1])
+        used = "  ".join(f"{worker} {cpu:.2f}" for worker, cpu in most if cpu >= 0.005)
+        return f"{line}\n     CPU {sum(self.cpu.values()):.2f} ms each: {used}"
+
+
+class CpuTimes:
+    """The CPU time that the workers of a mesh use from now on. Unlike rates, it says much even while the machine has other work."""
+
+    _TICKS = os.sysconf("SC_CLK_TCK")
+
+    def __init__(self, mesh: Mesh, **others: int) -> None:
+        mesh.read_endpoint()
+        self._pids = {**mesh.endpoint["pids"], **{name: [pid] for name, pid in others.items()}}
+        self._before = self._read()
+
+    def _read(self) -> dict[str, float]:
+        return {name: sum(map(self._of_process, pids)) for name, pids in self._pids.items()}
+
+    def _of_process(self, pid: int) -> float:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / self._TICKS
+
+    def each(self, operations: int) -> dict[str, float]:
+        """Returns the milliseconds per operation by worker."""
+        return {name: (now - self._before[name]) / operations * 1e3 for name, now in self._read().items()}
 
 
 def percentiles(samples: Sequence[float]) -> tuple[float, float]:
