@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import structlog
 
 from moorage.fleet import Fleet
 from moorage.ledger import Ledger
+from moorage.model.claims import Claim
 
 from .core.device_failures import UNHEALTHY_AFTER, DeviceFailures, Failures, Recorded
 
@@ -44,9 +45,16 @@ class DeviceWatch:
             timer.cancel()
         self._timers.clear()
 
-    def claims_changed(self, clusters: Iterable[str] | None = None) -> None:
-        """Forgets what slots on these clusters name; None: on all."""
-        for cluster in list(self._held) if clusters is None else clusters:
+    def reloaded(self) -> None:
+        """Forgets what slots name."""
+        self._held.clear()
+
+    def claims_changed(self, claims: Sequence[Claim], left: Iterable[str] = ()) -> None:
+        """Forgets what slots name on clusters of these claims, which are new or have other slots, and on clusters that claims have
+        `left`. Where no slot names a device, and none does now, that is known already."""
+        naming = {c.cluster for c in claims if c.vacated or any(slot.devices for slot in c.slots)}
+        others = {*left, *(claim.cluster for claim in claims)}
+        for cluster in naming | {cluster for cluster in others if self._held.get(cluster) or cluster in self._vacated}:
             self._held.pop(cluster, None)
 
     def check(self, cluster: str) -> None:

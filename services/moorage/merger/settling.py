@@ -162,12 +162,12 @@ class Settling:
         self._suspect(self._decider.ledger.by_cluster if change.reset else (names[cid] for cid in change.clusters))
 
     def _folded(self, _commit: Commit, changes: Changes) -> None:
-        claims = self._decider.ledger.claims
-        clusters = {claims[ident].claim.cluster for ident in changes.claims if ident in claims}
-        withdrawn = {claims[ident].claim.cluster for ident in changes.withdrawn if ident in claims}
-        self._devices.claims_changed(clusters | withdrawn | changes.released_on)
+        known = self._decider.ledger.claims
+        claims = [active.claim for ident in changes.claims if (active := known.get(ident)) is not None]
+        withdrawn = {known[ident].claim.cluster for ident in changes.withdrawn if ident in known}
+        self._devices.claims_changed(claims, withdrawn | changes.released_on)
         self._count_departures(changes)
-        self._suspect(clusters)
+        self._suspect({claim.cluster for claim in claims})
 
     def _count_departures(self, changes: Changes) -> None:
         """Counts the pods of groups that lost devices and were placed on another cluster."""
@@ -181,7 +181,7 @@ class Settling:
                 self._decider.metrics.devices_moved("elsewhere", pods)
 
     def _reloaded(self, ledger: Ledger) -> None:
-        self._devices.claims_changed()
+        self._devices.reloaded()
         self._suspect(ledger.by_cluster)
 
     # -- commands -----------------------------------------------------------------------------------------------------
@@ -215,9 +215,13 @@ class Settling:
         if draft is None or (cluster not in self._forced and not is_unsettled(draft)):
             return
         self._forced.discard(cluster)
-        documents = await self._documents_of(groups_to_settle(draft))
+        documents: dict[str, Revision] = {}
         progress: Mapping[str, Progress] = {}
-        found = self._compute(cluster, documents, progress)
+        if groups := groups_to_settle(draft):
+            documents = await self._documents_of(groups)
+            found = self._compute(cluster, documents, progress)
+        else:
+            found = settle(draft)
         self._devices.noted(cluster)
         # After a mass failure a group waits for its devices; it is displaced once it may leave them.
         known = set(_that_leave(decider.ledger.displaced_on(cluster)))

@@ -45,7 +45,7 @@ ATTEMPTS = 10
 KEEP_UP_EVERY = 0.1
 #: Seconds without a request after which these looks take no more than a share of this worker's time, and the most seconds
 #: between two then: what changes again and again is read once.
-IDLE_AFTER, IDLE_SHARE, IDLE_EVERY = 60.0, 0.02, 10.0
+IDLE_AFTER, IDLE_SHARE, IDLE_EVERY = 10.0, 0.02, 10.0
 #: The key of the events of the newest deletions.
 _DELETIONS = "deletions"
 
