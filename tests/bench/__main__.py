@@ -24,6 +24,7 @@ from .growth import growth
 from .harness import Figure
 from .kube import kube
 from .machine_cluster import machine_cluster
+from .machine_windows import machine_windows
 from .machines import machine_decisions
 from .node_agent import node_admissions, node_controller, node_idle, node_plugins, node_pools, node_proxy
 from .node_core import node_core, roles_come_and_go
@@ -77,6 +78,7 @@ ALL: dict[str, Callable[[], Awaitable[list[Figure]]]] = {
     "kube": kube,
     "failing-devices": failing_devices,
     "machine-cluster": machine_cluster,
+    "machine-windows": machine_windows,
     "decision-10k": lambda: _one(one_at_a_time(10_000, 100, goal=False)),
     "decision-100k": lambda: _one(one_at_a_time(100_000, 50, goal=False)),
 }

@@ -234,6 +234,30 @@ async def test_applications_run_in_types_that_live_in_slots_of_another(mesh: Mes
     await until(lambda: not held("small"))
 
 
+async def test_a_machine_is_for_those_whom_its_document_allows(mesh: Mesh, tmp_path: Path) -> None:
+    def apply(*projects: str) -> None:
+        document = machine_document(1)
+        document["spec"]["allow"] = {"projects": list(projects)}
+        (tmp_path / "machine.json").write_text(json.dumps(document))
+        done = mesh.run("apply", "-f", str(tmp_path / "machine.json"))
+        assert done.returncode == 0, done.stderr.decode()
+
+    apply("others")
+    await until(lambda: bool(mesh.http("/v1/slots?machine=shared/small")["items"]))
+    mesh.http("/v1/apply", application("stranger", 1, machine="shared/small"))
+    await until(lambda: phase(mesh, "stranger") == "Pending")
+    reasons = mesh.http("/v1/groups/default/stranger/v1/default/why")["reasons"]
+    (found,) = [r for r in reasons if r["code"] == "NotAllowed"]
+    assert found["message"] == "shared/small is for others only, not for the project default"
+    remove(mesh, "stranger")
+    apply("others", "default")
+    mesh.http("/v1/apply", application("friend", 1, machine="shared/small"))
+    await until(lambda: phase(mesh, "friend") == "Running")
+    remove(mesh, "friend")
+    assert mesh.run("delete", "machine", "shared").returncode == 0
+    await until(lambda: not mesh.http("/v1/slots?machine=shared/small")["items"])
+
+
 async def test_every_violation_of_a_machine_document_is_told(mesh: Mesh, tmp_path: Path) -> None:
     document = machine_document(-1)
     document["spec"]["machineTypes"][0]["spec"]["cpu"] = "-5"

@@ -16,7 +16,15 @@ from moorage.machine_groups import read
 from moorage.model.claims import Claim, Decision, IntentRef, Release, Slot, Withdrawal
 from moorage.model.machine_slots import reservation_claim, slot_resource
 from moorage.model.machine_views import MachinesAsk, MachinesShown
-from moorage.model.machines import GuestReport, Machine, MachineReport, MachinesSync, MachinesSynced, PoolNodeReport
+from moorage.model.machines import (
+    Allow,
+    GuestReport,
+    Machine,
+    MachineReport,
+    MachinesSync,
+    MachinesSynced,
+    PoolNodeReport,
+)
 from moorage.slots.documents import MachineDocuments
 from moorage.slots.service import SlotService
 from moorage_testkit.committers import CommitterHarness
@@ -327,6 +335,20 @@ async def test_a_machine_of_the_mesh_is_laid_out_over_its_clusters(slots: Slots,
     await bus.request(subjects.MACHINES_DELETE, msgspec.json.encode({"name": "fleet"}), timeout=10)
     told = await cluster.sync()
     assert told.documents_gone == ["fleet"] and not slots.follower.ledger.machines.reserved
+
+
+async def test_pods_of_applications_are_of_the_project_that_decided_them(
+    slots: Slots, nats: NatsServer, bus: Bus
+) -> None:
+    cluster = Cluster(bus)
+    found = msgspec.structs.replace(large(2), allow=Allow(projects=("p",)))
+    await cluster.begin(found)
+    merger = await CommitterHarness(nats, clusters).open()
+    await merger.follower.wait(slots.follower.ledger.seq)
+    assert isinstance(await merger.commit(app("one")), Committed)
+    told = await cluster.sync(guests=[guest("pod", claim="claim-one"), guest("stranger")])
+    assert cluster.grants == {"pod": "n-0"} and [(r.uid, r.code) for r in told.waiting] == [("stranger", "NotAllowed")]
+    await merger.bus.close()
 
 
 def halves(available: int, most: int | None = None) -> Machine:

@@ -21,7 +21,7 @@ from moorage.model.claims import (
     Withdrawal,
 )
 from moorage.model.machine_slots import GrantedSlot, ReservedSlots, machine_of, reservation_claim, slot_resource
-from moorage.model.machines import Machine, MachineType, TypeSpec
+from moorage.model.machines import Allow, Machine, MachineType, TypeSpec
 from moorage.model.slots import Slot
 from moorage.slots.core.layout import NodeKey
 from moorage.slots.core.planner import FleetRoom
@@ -214,6 +214,27 @@ def test_slots_of_windows_and_of_the_cluster_are_not_offered_to_everyone() -> No
     assert world.free("n-0", slot_resource(MACHINE, "night")) == 0
     assert world.grant(guest("v", apart=True)) and world.free("n-0", SLOT) == 1
     assert machine_of(slot_resource(MACHINE, "night")) == (MACHINE, "night") and machine_of("cpu") is None
+
+
+def test_the_fleet_knows_who_may_use_slots() -> None:
+    world, night = World(), slot_resource(MACHINE, "night")
+    slots = reserved(windows={"night": {"n-0": 1}}, n_0=2)
+    assert world.reserve(slots) and not world.writer.fleet.slot_users
+    slots.window_projects = {"night": ["owls"]}
+    assert world.reserve(slots)
+    assert world.writer.fleet.slot_users == {CLUSTER: {night: (Allow(projects=("owls",)),)}}
+    slots.allow = Allow(projects=("owls", "larks"), namespaces=("zoo",))
+    assert world.reserve(slots)
+    for _ in range(2):
+        (users,) = world.writer.fleet.slot_users.values()
+        may = {
+            r: [p for p in ("owls", "larks", "cats") if all(a.admits(p, "n") for a in every)]
+            for r, every in users.items()
+        }
+        assert may == {SLOT: ["owls", "larks"], night: ["owls"]}
+        assert all(a.admits("cats") for a in users[SLOT]), "its namespace may be allowed"
+        world.reload()
+    assert world.reserve(reserved()) and not world.writer.fleet.slot_users
 
 
 def test_an_older_worker_changes_nothing() -> None:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moorage.collections.blocks import grown, spread
+from moorage.model.machines import Allow
 from moorage.model.reports import Taint
 from moorage.model.shapes import EXCLUSIVE
 from moorage.model.shared_slots import SharedSlots
@@ -67,6 +68,8 @@ class Fleet(ClusterColumns):
         self.shared_slots: dict[
             int, dict[str, tuple[SharedSlots, ...]]
         ] = {}  # cluster → node with slots for several types
+        #: Cluster → slots of machines that not everyone may use, and who may: who meets all of these.
+        self.slot_users: dict[str, dict[str, tuple[Allow, ...]]] = {}
         self._sums = ClusterSums(self)
         self._reset_tick = 0
         # The dictionary. Entry 0 of each is the empty set.

@@ -62,6 +62,9 @@ class Capacity:
         self._granted: dict[str, ClusterAmounts] = {}  # guest → what it takes of slots
         self._reservation_of: dict[str, set[str]] = {}  # claim whose pods fill slots → reservations
         self._shared = SharedRoom()
+        self._users: dict[
+            str, tuple[str, tuple[str, ...]]
+        ] = {}  # reservation → its cluster, and slots not for everyone
         # Entry → what it takes beyond what its consumers, reservations or guests take now.
         self._entries_in_flight: dict[str, ClusterAmounts] = {}
         self._totals: dict[str, NodeAmounts] = {}  # by cluster
@@ -373,6 +376,7 @@ class Capacity:
             else:
                 self._reservation_of.pop(ident, None)
             self._shift_all(before, self._reserved.get(ident, {}))
+            self._set_users(ident, reserved)
             for cluster, node in self._shared.set(ident, reserved):
                 self._dirty.setdefault(cluster, {})[node] = None
         for uid in guests:
@@ -380,6 +384,19 @@ class Capacity:
             if slot is not None and slot.takes:
                 self._granted[uid] = {slot.cluster: {slot.node: slot.takes}}
             self._shift_all(before, self._granted.get(uid, {}))
+
+    def _set_users(self, claim: str, reserved: ReservedSlots | None) -> None:
+        """Tells the fleet who may use the slots of a reservation."""
+        cluster, names = self._users.pop(claim, ("", ()))
+        here = self.fleet.slot_users.get(cluster, {})
+        for name in names:
+            here.pop(name, None)
+        if cluster and not here:
+            self.fleet.slot_users.pop(cluster, None)
+        users = reserved.users() if reserved is not None else {}
+        if reserved is not None and users:
+            self._users[claim] = reserved.cluster, tuple(users)
+            self.fleet.slot_users.setdefault(reserved.cluster, {}).update(users)
 
     def _shift_all(self, before: ClusterAmounts, after: ClusterAmounts) -> None:
         for cluster in {**before, **after}:

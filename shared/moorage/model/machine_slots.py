@@ -14,6 +14,7 @@ import hashlib
 from collections.abc import Mapping
 
 from .base import Model, Value
+from .machines import Allow
 from .shared_slots import SharedSlots, SharedType
 
 _PREFIX = "machine:"
@@ -59,7 +60,8 @@ class Dependent(Model, kw_only=True):
 class ReservedSlots(Model, kw_only=True):
     """The slots of a machine type in a cluster. `size` is what one takes of its node. `slots` counts all of them by node; of these,
     `offline` are granted by the cluster alone, and `kept` are for guests of windows only. `windows`: those of each window, by node; of
-    windows that do not overlap they may be the same ones. `children` and `dependents`: sizes of the types that live in these slots, and
+    windows that do not overlap they may be the same ones. `allow`: who may use them; `window_projects`: which projects each window is for,
+    if not for all. `children` and `dependents`: sizes of the types that live in these slots, and
     how; logs from before have the sizes only."""
 
     machine: str
@@ -69,12 +71,25 @@ class ReservedSlots(Model, kw_only=True):
     offline: dict[str, int] = {}
     kept: dict[str, int] = {}
     windows: dict[str, dict[str, int]] = {}
+    allow: Allow = Allow()
+    window_projects: dict[str, list[str]] = {}
     children: dict[str, dict[str, int]] = {}
     dependents: dict[str, Dependent] = {}
 
     @property
     def claim(self) -> str:
         return reservation_claim(self.machine, self.cluster)
+
+    def users(self) -> dict[str, tuple[Allow, ...]]:
+        """Returns who may use the slots, by resource, where that is not everyone: who meets all of these."""
+        rules: tuple[Allow, ...] = (self.allow,) if self.allow != Allow() else ()
+        found = {slot_resource(machine): rules for machine in (self.machine, *self.children) if rules}
+        for window in self.windows:
+            projects = self.window_projects.get(window)
+            own = (*rules, Allow(projects=tuple(projects))) if projects else rules
+            if own:
+                found[slot_resource(self.machine, window)] = own
+        return found
 
     def plain(self, node: str) -> int:
         """Returns how many slots on a node are neither for guests of windows nor for the cluster alone."""

@@ -75,6 +75,14 @@ class Allow(Value, kw_only=True, frozen=True):
     projects: tuple[str, ...] = ()
     namespaces: tuple[str, ...] = ()
 
+    def admits(self, project: str, namespace: str | None = None) -> bool:
+        """Returns whether a project, or somebody in a namespace, may. None: a namespace that is not known yet."""
+        if not self.projects and not self.namespaces:
+            return True
+        return project in self.projects or (
+            bool(self.namespaces) if namespace is None else namespace in self.namespaces
+        )
+
 
 class Machine(Value, kw_only=True, frozen=True):
     """A Machine that keeps all rules."""

@@ -175,9 +175,7 @@ def granted_slot(
 def refusal_of(use: SlotUse, guest: GuestReport, now: float) -> WaitingReason | None:
     """Returns why the guest gets no slot whatever is free."""
     allow = use.allow
-    if (allow.projects or allow.namespaces) and not (
-        guest.project in allow.projects or guest.namespace in allow.namespaces
-    ):
+    if not allow.admits(guest.project, guest.namespace):
         return WaitingReason(
             uid=guest.uid,
             code="NotAllowed",

@@ -16,7 +16,7 @@ from moorage.model.machines import MachineDocument, MachineType
 from .dependent_types import in_use, limits
 from .layout import PATIENCE, NodeCounts, NodeKey, PooledNode, TypeLayout, lay_out
 from .mesh_machines import StoredMachine, share_of
-from .planner import FleetRoom, Planner, children_sizes, dependents
+from .planner import FleetRoom, Planner, children_sizes, dependents, window_projects
 from .slot_pods import pods_in_slots
 from .state import ClusterMachines
 from .window_slots import by_window, less, spread
@@ -91,6 +91,8 @@ def _reserve(
             offline=_in(cluster, offline),
             kept=_in(cluster, kept),
             windows={name: here for name, nodes in windows.items() if (here := _in(cluster, nodes))},
+            allow=stored.machine.allow,
+            window_projects=window_projects(kind),
         )
         before = ledger.machines.reserved.get(wanted.claim)
         if before != wanted and (wanted.slots or before is not None):

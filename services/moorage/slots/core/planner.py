@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+import msgspec
+
 from moorage.fleet import HOSTNAME, Fleet
 from moorage.ledger import Ledger
 from moorage.machine_groups import sizes
@@ -169,7 +171,10 @@ class Planner:
         total = GrantPlan()
         guests: dict[str, list[GuestReport]] = {}
         for guest in self._cluster.guests.values():
-            guests.setdefault(guest.machine, []).append(guest)
+            active = self._ledger.claims.get(guest.claim) if guest.claim else None
+            # Clusters do not know projects.
+            known = guest if active is None else msgspec.structs.replace(guest, project=active.claim.tenant)
+            guests.setdefault(guest.machine, []).append(known)
         held: dict[str, dict[str, GrantedSlot]] = {}
         for uid, slot in self._granted().items():
             held.setdefault(slot.machine, {})[uid] = slot
@@ -290,6 +295,8 @@ class Planner:
             offline=_names(offline),
             kept=_names(kept),
             windows={name: _names(nodes) for name, nodes in windows.items()},
+            allow=machine.allow,
+            window_projects=window_projects(machine_type),
         )
 
     def _use(self, key: str) -> SlotUse:
@@ -380,6 +387,10 @@ def dependents(machine: Machine, root: str, most: Mapping[str, NodeCounts], clus
         )
         for name in sorted(types_below(machine, root))
     }
+
+
+def window_projects(machine_type: MachineType) -> dict[str, list[str]]:
+    return {window.name: list(window.projects) for window in machine_type.windows if window.projects}
 
 
 def _spans(machine_type: MachineType) -> list[Span]:

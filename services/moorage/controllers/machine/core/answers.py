@@ -29,6 +29,11 @@ def _of_app(ask: Ask, app: ShapedApp, fleet: Fleet) -> Allowed:
     reasons: list[Reason] = []
     excluded: list[Mask] = []
     for resource, shapes in wanted.items():
+        closed = allowed & _closed_to(ask.tenant, resource, fleet)
+        if closed.any():
+            allowed &= ~closed
+            reasons.append(_not_allowed(app.name, shapes[0], resource, ask.tenant, closed, fleet))
+            excluded.append(closed)
         needed = sum(shape.count for shape in shapes)
         free, known = _free_slots(fleet, resource)
         short = allowed & ~own & (free < needed)
@@ -38,6 +43,30 @@ def _of_app(ask: Ask, app: ShapedApp, fleet: Fleet) -> Allowed:
         reasons.append(_reason(app.name, shapes[0], resource, needed, short, free, fleet, known=known))
         excluded.append(short)
     return allow(allowed, reasons=reasons, excluded=excluded)
+
+
+def _closed_to(project: str, resource: str, fleet: Fleet) -> Mask:
+    """Returns the clusters whose slots of a machine type are for others."""
+    rules = ((cluster, users.get(resource, ())) for cluster, users in fleet.slot_users.items())
+    return fleet.clusters.mask([c for c, every in rules if not all(rule.admits(project) for rule in every)])
+
+
+def _not_allowed(app: str, shape: Shape, resource: str, project: str, closed: Mask, fleet: Fleet) -> Reason:
+    machine, window = machine_of(resource) or (resource, "")
+    name = f"the window {window} of {machine}" if window else machine
+    samples = [fleet.names[cid] for cid in np.flatnonzero(closed)[:SAMPLES].tolist()]
+    rules = fleet.slot_users[samples[0]][resource]
+    who = ", ".join(dict.fromkeys(name for rule in rules for name in (*rule.projects, *rule.namespaces)))
+    return Reason(
+        code="NotAllowed",
+        app=app,
+        consumer=next((need.consumer for need in shape.needs if need.name == resource), ""),
+        need=resource,
+        clusters=int(closed.sum()),
+        samples=samples,
+        by=NAME,
+        message=f"{name} is for {who} only, not for the project {project}",
+    )
 
 
 def _free_slots(fleet: Fleet, resource: str) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], bool]:
