@@ -8,7 +8,8 @@ from typing import Any
 
 from tests.unit.test_device_claims import NOTHING_ASKED, asked, node_report, state_of, vectors
 
-from moorage.fit.inside import Asked, NodeState
+from moorage.fit.asked_parts import Asked
+from moorage.fit.node_state import NodeState
 from moorage.model.shapes import Shape
 
 from .harness import Figure

@@ -15,7 +15,9 @@ import pytest
 from moorage.agent.core import kube_types
 from moorage.agent.core.cluster_state import ClusterState
 from moorage.dra import objects as dra
-from moorage.fit.inside import Asked, NodeState, StaticInside
+from moorage.fit.asked_parts import Asked
+from moorage.fit.node_state import NodeState
+from moorage.fit.static_inside import StaticInside
 from moorage.fleet.normalize import normalize_node
 from moorage.kube.objects import Key
 from moorage.model.part_requests import PartGroup, Relation

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moorage.fit.inside import Asked, NodeState
+from moorage.fit.asked_parts import Asked
+from moorage.fit.node_state import NodeState
 from moorage.intents.core import v2_normalize, validate
 from moorage.intents.core.resolve import resolve
 from moorage.intents.core.v2_requirements import device_need

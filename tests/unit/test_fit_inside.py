@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from moorage.fit import Assigned, FitCache, Unassigned, assign
-from moorage.fit.inside import Asked, NodeState
+from moorage.fit.asked_parts import Asked
+from moorage.fit.node_state import NodeState
 from moorage.fleet import Fleet
 from moorage.model.part_reports import ProviderReport, TopologyManager, ZoneReport
 from moorage.model.part_requests import OneZone, PartGroup, PodContainer, SameSubtree

@@ -3,13 +3,13 @@ columns of nodes, and the only code that packs."""
 
 from __future__ import annotations
 
+from .asked_parts import asks_parts, without_parts
 from .assign import Assigned, Unassigned, assign, keeps_rules, still_fits
 from .cluster_fit import MAX_COMBINED, Fit, by_weight, unsupported_reason
 from .combinations import combinations, grants_of, needs_by_weight
 from .conflicts import ConflictCache, conflicts, envelope
 from .explain import Rejection, Shortage, explain, largest_shortage
 from .fit_cache import FitCache
-from .inside import asks_parts, without_parts
 from .node_filter import any_with_label
 from .packing import PackingSolutions
 from .protocols import Ids, Mask, NamedRows, Rows

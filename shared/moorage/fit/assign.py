@@ -23,11 +23,11 @@ from moorage.model.shapes import Shape
 from moorage.model.slots import with_parts
 from moorage.podspec import is_host_port, port_text
 
+from .asked_parts import asks_parts
 from .budget import BudgetExceeded
 from .cluster_fit import add_optional, unsupported_reason
 from .combinations import Need, combinations, needs_by_weight
 from .inner_nodes import InnerGroups, InnerNodes
-from .inside import asks_parts
 from .node_filter import eligible, other_host, selected_by_terms, with_label
 from .packing import Packed, PackingProblem, PackingSolutions, ProblemKey, capacity, pack
 from .pod_rules import ExclusiveNodes, PodRules, compile_rules

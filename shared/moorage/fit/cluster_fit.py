@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 
 from moorage.model.shapes import OptionalNeed, Shape
 
+from .asked_parts import Asked, asks_parts
 from .budget import BudgetExceeded
 from .inner_nodes import InnerGroups, InnerNodes
 from .inner_rows import InnerCounts
-from .inside import STEPS, Asked, asks_parts
 from .node_filter import admitted, eligible, with_capacity, with_label
+from .node_state import STEPS
 from .packing import PackingProblem, pack
 from .protocols import Ids, Mask, Rows, Where
 from .rule_limits import own_rules, within_rules

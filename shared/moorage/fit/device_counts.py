@@ -14,10 +14,11 @@ from moorage.parts.device_slots import selected_devices
 from moorage.parts.device_table import tolerated
 from moorage.parts.inside import InnerPart, Layout, part_id
 
+from .asked_parts import Asked
 from .device_rows import entries_of, free_of
 from .inner_rows import nodes_by_layout
-from .inside import Asked, StaticInside
 from .protocols import Mask, Rows
+from .static_inside import StaticInside
 
 Counts = NDArray[np.int64]
 

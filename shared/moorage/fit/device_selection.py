@@ -16,9 +16,10 @@ from moorage.parts.device_table import DeviceTable
 from moorage.parts.inside import part_id
 from moorage.parts.properties import Properties, meets
 
+from .asked_parts import Asked
 from .inner_rows import nodes_by_layout
-from .inside import Asked, StaticInside
 from .protocols import Mask, Rows
+from .static_inside import StaticInside
 
 #: Characters of an expression that are shown.
 _SHOWN = 120

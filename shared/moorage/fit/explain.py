@@ -13,8 +13,8 @@ from moorage.model.shapes import Requirement, Shape
 from moorage.parsing import format_amount
 from moorage.podspec import is_host_port, node_amount, port_text
 
+from .asked_parts import asks_parts
 from .cluster_fit import pods_inside, pods_per_row, rows_of_clusters, unsupported_reason
-from .inside import asks_parts
 from .node_filter import matching_labels, selected_by_terms, tolerated_rows, with_rule_labels
 from .protocols import Amounts, Ids, Mask, Rows
 from .rule_limits import own_rules, rule_limits

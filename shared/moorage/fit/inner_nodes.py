@@ -16,12 +16,14 @@ from moorage.parts.device_slots import selected_devices
 from moorage.parts.inside import Layout, path_of
 from moorage.parts.node_assignment import FreePod, distribute_pods
 
+from .asked_parts import Asked, asks_parts
 from .budget import BudgetExceeded
 from .class_scope import depends_on_cluster, within_cluster
 from .inner_rows import EMPTY, in_trees, nodes_by_layout, open_pods_on
-from .inside import STEPS, Asked, NodeState, StaticInside, asks_parts, assign_together, consumed_entries, place_on
+from .node_state import STEPS, NodeState, assign_together, place_on
 from .protocols import Ids, Rows
 from .shared_slots import SharedNodes
+from .static_inside import StaticInside, consumed_entries
 
 #: Parts that nodes of one search have: with more, it ends after fewer steps, as each takes longer.
 _PARTS = 256

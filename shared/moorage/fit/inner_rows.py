@@ -13,10 +13,12 @@ from moorage.model.part_names import is_class
 from moorage.model.shapes import Shape
 from moorage.parts.inside import InnerPart, Layout, layout_of
 
+from .asked_parts import Asked
 from .budget import BudgetExceeded
 from .class_scope import depends_on_cluster, within_cluster
-from .inside import Asked, NodeState, OpenPods, StaticInside
+from .node_state import NodeState, OpenPods
 from .protocols import Ids, Mask, Rows
+from .static_inside import StaticInside
 
 #: The parts of up to this many clusters are read cluster by cluster; of more, all are.
 _MAX_CLUSTERS = 64

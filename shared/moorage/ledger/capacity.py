@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from moorage.fit.inner_rows import holds_open_pods
-from moorage.fit.inside import StaticInside
+from moorage.fit.static_inside import StaticInside
 from moorage.fleet import Fleet, FleetChange
 from moorage.model.claims import Allocation, Claim, Decision, SlotGrants, SlotReservations
 from moorage.model.machine_slots import ReservedSlots, reservation_claim

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from moorage.fit.inside import StaticInside, consumed_entries
+from moorage.fit.static_inside import StaticInside, consumed_entries
 from moorage.fleet import Fleet
 from moorage.model.claims import Claim
 from moorage.model.slots import part_and_class, resource_of_part

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from moorage.fit.inside import consumed_entries
+from moorage.fit.static_inside import consumed_entries
 from moorage.fleet import Fleet
 from moorage.ledger import NodeAmounts
 from moorage.ledger.families import add

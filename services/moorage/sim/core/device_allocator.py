@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 from moorage.dra.objects import AllocatedDevice
 from moorage.dra.slices import NodeDevices
+from moorage.fit.asked_parts import Asked
 from moorage.fit.budget import BudgetExceeded
-from moorage.fit.inside import Asked, NodeState
+from moorage.fit.node_state import NodeState
 from moorage.fleet.normalize import normalize_node
 from moorage.model.part_reports import DeviceClassReport, DeviceReport
 from moorage.model.part_requests import PartGroup, Relation

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from moorage.fit import Unassigned, assign
 from moorage.fit.cluster_fit import compute_fit, rows_of_clusters
 from moorage.fit.inner_rows import nodes_by_layout
-from moorage.fit.inside import StaticInside
+from moorage.fit.static_inside import StaticInside
 from moorage.model.part_names import HW_NUMA_ROOT, is_class
 from moorage.model.part_requests import AttributeRelation, RoleZone
 from moorage.parsing import format_amount, readable_amount

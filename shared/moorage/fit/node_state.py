@@ -7,28 +7,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from math import gcd
 
 import msgspec
 
 from moorage.collections import LruDict
-from moorage.model.part_names import HW_NUMA_ROOT, is_class
-from moorage.model.part_requests import OneZone, PartGroup
-from moorage.model.shapes import EXCLUSIVE, Shape
+from moorage.model.part_names import is_class
 from moorage.model.slots import STARTING, DeviceGrant, PartAmounts, PodParts, PodPlace
-from moorage.parts import Budget, Request, needs_one_zone, pod_request
+from moorage.parts import Budget, Request
 from moorage.parts.arrivals import can_hold, most_equal_pods, starting
-from moorage.parts.device_parts import COUNTERS
-from moorage.parts.device_slots import class_name, of_identity, reads_identities
-from moorage.parts.device_table import DeviceTable, reads_identity
-from moorage.parts.identities import may_select, names_identity
-from moorage.parts.inside import InnerPart, Layout, part_id
-from moorage.parts.kubelet import Alignment, Kubelet, Step, TopologyManager, ZoneAmounts, aligned_steps, alignment
+from moorage.parts.inside import Layout, part_id
+from moorage.parts.kubelet import Alignment, Kubelet, Step, ZoneAmounts
 from moorage.parts.node_assignment import NodePart, NodeTree, PodShare, assign_on_nodes
-from moorage.parts.role_request import cores_alone, role_group, with_cores_of_zones, with_role_of
 
+from .asked_parts import Asked
 from .budget import BudgetExceeded
-from .protocols import Rows
+from .static_inside import StaticInside
 
 #: Steps of the search for parts of one node.
 STEPS = 20_000
@@ -36,202 +29,6 @@ STEPS = 20_000
 _KEPT = 4096
 #: More than any pods ask for.
 _PLENTY = 1 << 60
-
-
-def asks_parts(shape: Shape, rows: Rows) -> bool:
-    """Returns whether the inside of these nodes matters to the shape's pods."""
-    if shape.groups or shape.relations:
-        return True
-    if rows.layout is None:
-        return False
-    layouts = rows.parts.layouts
-    return (bool(shape.containers) and layouts.any_aligns) or (layouts.any_gives_exclusive and _may_be_exclusive(shape))
-
-
-def _may_be_exclusive(shape: Shape) -> bool:
-    if not shape.guaranteed:
-        return False
-    return cores_alone(shape) > 0 or any(EXCLUSIVE in need.resources for need in shape.optional)
-
-
-def without_parts(shape: Shape) -> Shape:
-    """Returns the shape without what it asks of the inside of nodes."""
-    if not (shape.groups or shape.relations or shape.containers):
-        return shape
-    return msgspec.structs.replace(
-        shape, key=f"{shape.key} without parts", groups=[], relations=[], containers=[], guaranteed=False
-    )
-
-
-class Asked:
-    """What a pod of a shape asks of the inside of its node, with these optional needs granted."""
-
-    def __init__(self, shape: Shape, granted: Iterable[int] = ()) -> None:
-        self.shape, self.granted = shape, tuple(granted)
-        self.explicit = bool(shape.groups or shape.relations)
-        self.one_zone = needs_one_zone(shape)
-        self.asks_devices = any(group.devices for group in shape.groups)
-        self.prefers_zone = not self.one_zone and any(isinstance(r, OneZone) for r in shape.relations)
-        #: Equal for shapes that ask the same.
-        self.key = msgspec.json.encode(
-            (
-                shape.groups,
-                shape.relations,
-                shape.containers,
-                shape.guaranteed,
-                sorted(shape.resources.items()),
-                [shape.optional[i] for i in self.granted],
-            )
-        )
-        #: Claims whose devices the pods have together.
-        self.shared = frozenset(group.shared for group in shape.groups if group.shared)
-        self._relates_identities = any(map(reads_identities, shape.groups)) or any(map(of_identity, shape.relations))
-        #: Selectors of devices that name identities.
-        self._identities = [a.properties for g in shape.groups for a in g.devices if names_identity(a.properties)]
-        #: DeviceClasses of clusters that are asked for.
-        self._classes = {class_name(ask) for group in shape.groups for ask in group.devices}
-        self.role = role_group(shape)
-        self.cores = cores_alone(shape, self.granted)
-        self._requests: dict[tuple[frozenset[str] | None, bool, object], Request] = {}
-        self._alignments: dict[tuple[TopologyManager, frozenset[str]], Alignment] = {}
-
-    def reads_identities(self, layout: Layout) -> bool:
-        """Returns whether the identities of a layout's devices may matter."""
-        return bool(self._identities) or self._always_reads(layout)
-
-    def depends_on_identities(self, layout: Layout, source: bytes) -> bool:
-        """Returns whether the identities in a source of this layout may matter: others select no device more or less."""
-        return self._always_reads(layout) or any(may_select(selector, source) for selector in self._identities)
-
-    def _always_reads(self, layout: Layout) -> bool:
-        return self._relates_identities or not self._classes.isdisjoint(StaticInside.of(layout).identity_classes)
-
-    def explicit_on(self, static: StaticInside) -> bool:
-        """Returns whether parts of nodes of a layout are asked for: by the shape, or because CPUs of one's own are of zones."""
-        return self.explicit or (self.cores > 0 and static.gives_exclusive)
-
-    def request(self, static: StaticInside, *, in_zone: bool = False, shared: bool = True) -> Request:
-        """Returns the request to nodes of a layout. `shared`: with the devices that pods have together."""
-        of_layout: object = static.role_terms(self.role) if self.role is not None else None
-        cores = self.cores if static.gives_exclusive else 0
-        if cores:
-            of_layout = static.largest.get(EXCLUSIVE, 0)
-        key = static.zone_classes if self.one_zone or in_zone else None, shared or not self.shared, of_layout
-        found = self._requests.get(key)
-        if found is None:
-            shape = self.shape
-            if self.role is not None:
-                shape = with_role_of(shape, static.layout.inside.roles, static.zone_classes, static.largest)
-            if cores:
-                shape = with_cores_of_zones(shape, cores, static.largest.get(EXCLUSIVE, 0))
-            if not key[1]:
-                shape = msgspec.structs.replace(shape, groups=[group for group in shape.groups if not group.shared])
-            found = pod_request(shape, self.granted, key[0])
-            # Which nodes a group names is tested before.
-            groups = {suffix: group._replace(in_tree=None) for suffix, group in found.groups.items()}
-            found = self._requests[key] = found._replace(groups=groups)
-        return found
-
-    def alignment(self, manager: TopologyManager, reported: frozenset[str]) -> Alignment:
-        """Returns what the kubelet of a node insists on aligning."""
-        if not manager.rejects or not self.shape.containers:
-            return ()
-        found = self._alignments.get((manager, reported))
-        if found is None:
-            found = alignment(self.shape.containers, self.shape.guaranteed, manager, reported)
-            self._alignments[manager, reported] = found
-        return found
-
-    def taken_of_zones(self, manager: TopologyManager, reported: frozenset[str]) -> frozenset[str]:
-        """Returns the classes that a kubelet takes of zones for the pod, whether it insists on aligning them or not."""
-        steps = aligned_steps(self.shape.containers, self.shape.guaranteed, manager, reported)
-        return frozenset(name for step in steps for name, _ in step.amounts)
-
-    def units(self, layout: Layout, limit: int) -> dict[str, tuple[int, int]]:
-        """Returns, for each class that matters, the unit in which it is given and the most that pods up to `limit` take."""
-        amounts: dict[str, list[int]] = {}
-        static = StaticInside.of(layout)
-        for group in self.request(static, in_zone=self.prefers_zone).groups.values():
-            for name, amount in group.resources.items():
-                amounts.setdefault(name, []).append(amount)
-        found = {name: (gcd(*all_of) or 1, sum(all_of) * limit) for name, all_of in amounts.items()}
-        found |= dict.fromkeys(static.taken_for(amounts.keys()) - found.keys(), (1, 1 << 62))
-        for step in self.alignment(static.manager, static.reported):
-            for name, _ in step.amounts:
-                found[name] = 1, 1 << 62
-        if self.cores and static.gives_exclusive:
-            found |= {"cpu": (1000, 1 << 62), EXCLUSIVE: (1, 1 << 62)}
-        if self.asks_devices:
-            # How much is taken of which depends on the device that is chosen.
-            found |= dict.fromkeys(static.device_classes, (1, 1 << 62))
-        return found
-
-
-class StaticInside:
-    """What all nodes of a layout have in common."""
-
-    _known: LruDict[bytes, StaticInside] = LruDict(1024)
-
-    def __init__(self, layout: Layout) -> None:
-        self.layout = layout
-        parts = layout.parts
-        self.zones = [i for i, part in enumerate(parts) if HW_NUMA_ROOT in part.traits and part.healthy]
-        below = [False] * len(parts)
-        for i, part in enumerate(parts):
-            below[i] = i in self.zones or (part.parent >= 0 and below[part.parent])
-        self.zone_classes = frozenset(n for i, p in enumerate(parts) if below[i] and p.healthy for n in p.inventories)
-        self.reported = frozenset(n for i in self.zones for n in parts[i].inventories)
-        #: The most that a zone has of each class.
-        self.largest: dict[str, int] = {}
-        for name, inventory in ((n, inventory) for i in self.zones for n, inventory in parts[i].inventories.items()):
-            self.largest[name] = max(self.largest.get(name, 0), inventory.total - inventory.reserved)
-        self.classes = frozenset(entry.resource for entry in layout.entries)
-        inside = layout.inside
-        self.table = DeviceTable(inside.devices, inside.device_classes, inside.incomplete_pools)
-        #: DeviceClasses whose expressions read identities of devices.
-        self.identity_classes = {c.name for c in inside.device_classes if any(map(reads_identity, c.selectors))}
-        #: What devices, and the counters above them, offer.
-        self.device_classes = {name for p in parts if p.device >= 0 or p.kind == COUNTERS for name in p.inventories}
-        reported = layout.inside.topology_manager
-        cpu = layout.inside.cpu_manager
-        self.manager = TopologyManager()
-        if reported is not None and self.zones:
-            self.manager = TopologyManager(reported.policy, reported.scope, cpu != "none")  # type: ignore[arg-type]
-        self.gives_exclusive = layout.gives_exclusive
-        #: By entry, the entries of parts below that take of it, and how much one unit of each takes.
-        self.consumers: dict[int, dict[int, int]] = {}
-        for (path, name), entry in layout.entry_at.items():
-            for consumed, amount in consumed_entries(layout, parts[layout.at[path]], name):
-                self.consumers.setdefault(consumed, {})[entry] = amount
-
-    def role_terms(self, group: PartGroup) -> object:
-        """Returns what a request for the role of a group depends on."""
-        kind = self.layout.inside.roles.get(group.role.name) if group.role is not None else None
-        return kind, EXCLUSIVE in self.zone_classes, self.largest.get("cpu", 0)
-
-    def taken_for(self, classes: Collection[str]) -> set[str]:
-        """Returns the other classes of which units of these classes take."""
-        entries = self.layout.entries
-        return {
-            entries[consumed].resource
-            for consumed, below in self.consumers.items()
-            if any(entries[entry].resource in classes for entry in below)
-        }
-
-    @classmethod
-    def of(cls, layout: Layout) -> StaticInside:
-        found = cls._known.use(layout.source)
-        if found is None:
-            found = cls._known[layout.source] = cls(layout)
-        return found
-
-
-def consumed_entries(layout: Layout, part: InnerPart, name: str) -> Iterator[tuple[int, int]]:
-    """Yields the entries, not the node's columns, of which a part's class takes, and how much one unit takes."""
-    for take in part.consumes.get(name, ()):
-        consumed = layout.entry_at.get((layout.parts[take.part].path, take.resource)) if take.part else None
-        if consumed is not None:
-            yield consumed, take.amount
 
 
 #: Pods that may still arrive at a node, by what their slots take of its parts, with their number.
