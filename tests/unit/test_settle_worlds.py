@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 
 from moorage.fleet import FleetWriter, normalize_node
 from moorage.ledger import Capacity, Ledger
+from moorage.merger.core.open_places import is_per_node
 from moorage.merger.core.propose import NameOrder, propose
 from moorage.merger.core.responses import Replies, gather
 from moorage.merger.core.settle import Settled, is_unsettled, settle
-from moorage.merger.core.settlement_draft import Draft, Progress, Surroundings, is_per_node
+from moorage.merger.core.settlement_draft import Draft, Progress, Surroundings
 from moorage.merger.decider import settled
 from moorage.model.claims import Claim, Commit, Decision, Entry, Release, Settlement, Withdrawal
 from moorage.model.groups import Revision, Succession

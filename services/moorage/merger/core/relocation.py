@@ -20,7 +20,8 @@ from moorage.model.shared_slots import SharedSlots
 from moorage.model.slots import part_and_class, part_resources, place_in
 
 from .node_room import NodeRoom
-from .settlement_draft import Draft, Place
+from .open_places import Place
+from .settlement_draft import Draft
 
 Move = tuple[Place, Slot]  # to the slot's node
 #: Places of one group on failed devices that are tried one by one where they do not fit together.

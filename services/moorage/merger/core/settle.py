@@ -16,9 +16,11 @@ from moorage.model.part_requests import ClassVersion
 from moorage.model.slots import resized
 
 from .class_versions import class_versions
+from .daemon_set_slots import follow_nodes, short_daemon_sets
 from .device_moves import move_on_nodes, shortfall_of, vacated
+from .open_places import merged_slots
 from .relocation import Relocation
-from .settlement_draft import Draft, merged_slots
+from .settlement_draft import Draft
 
 
 class Settled(NamedTuple):
@@ -67,7 +69,7 @@ def settle(draft: Draft) -> Settled:
     """Settles the cluster. The draft is as it is after the settlement then, so it serves once."""
     ledger = draft.ledger
     draft.follow_pods()
-    short = draft.follow_nodes()
+    short = follow_nodes(draft)
     move_on_nodes(draft)
     relocation = Relocation(draft)
     ended, displaced = _make_room(draft, relocation)
@@ -78,7 +80,7 @@ def settle(draft: Draft) -> Settled:
             lack = shortfall_of(draft, group, MASS_FAILURE)
         if lack is not None:
             displaced[group] = lack
-    for group, resources in (short | draft.short_daemon_sets()).items():
+    for group, resources in (short | short_daemon_sets(draft)).items():
         displaced.setdefault(group, relocation.shortfall_of(group, resources))
         if group not in ended and _may_end(group, draft):
             ended.append(group)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
-from moorage.fit.budget import BudgetExceeded
-from moorage.fit.inner_nodes import InnerNodes
-from moorage.fit.node_filter import eligible, other_host
+from moorage.fit.node_filter import other_host
 from moorage.fit.protocols import Ids
 from moorage.fleet import Fleet
 from moorage.ledger import ActiveClaim, CountedClaim, Family, Ledger, NodeAmounts
@@ -23,11 +20,12 @@ from moorage.model.claims import Claim, Slot, claim_id
 from moorage.model.groups import Revision
 from moorage.model.machine_slots import machine_of, uses_slots, without_slots
 from moorage.model.shapes import Shape, on_nodes
-from moorage.model.slots import PodPlace, moved, part_and_class, part_resources, place_in, resized, taken_by, with_parts
+from moorage.model.slots import part_and_class, part_resources, place_in, resized, taken_by
 
 from .device_failures import Failures
 from .device_moves import ClaimFailures, Mover, doomed_pods, failures_of, names, pods_with
 from .node_room import NodeRoom, PartLinks
+from .open_places import Place, add_on, is_per_node, merged_slots
 
 Documents = Mapping[str, Revision]  # by group
 
@@ -54,43 +52,6 @@ class Surroundings(NamedTuple):
     lost: AbstractSet[str] = frozenset()
     progress: ProgressOf = lambda _group: None
     failures: Failures = Failures()
-
-
-@dataclass(slots=True)
-class Place:
-    """One open place of an object. `claim` is the object's newest one there, of the `group`, `members` are the slots that its claims have for
-    the place, `resources` the larger of them. A place that only older claims have is `withdrawn`."""
-
-    group: str
-    claim: Claim
-    family: Family
-    withdrawn: bool
-    members: dict[str, Slot]
-    resources: Mapping[str, int]
-    node: str
-    host: str
-    inside: PodPlace | None = None  # what it takes of parts where it moves to; None: as its slots say, if it stays
-    stray: bool = False  # a pod stands for it on its new node
-    dropped: bool = False  # of a DaemonSet, on a node that needs no pod of it any more
-    leaves: bool = False  # a device that failed, and no other one of its node takes its place
-
-    def slot(self, ident: str) -> Slot:
-        """Returns the slot that a claim has for the place where it is now."""
-        slot = moved(self.members[ident], self.node, self.host)
-        return slot if self.inside is None else with_parts(slot, [self.inside])[0]
-
-    @property
-    def moved(self) -> bool:
-        slot = next(iter(self.members.values()))
-        return (self.node, self.host) != (slot.node, slot.host)
-
-
-def add_on(total: NodeAmounts, node: str, amounts: Mapping[str, int], times: int = 1) -> None:
-    add(total.setdefault(node, {}), amounts, times)
-
-
-def is_per_node(claim: Claim | Family) -> bool:
-    return claim.object.startswith("DaemonSet/")
 
 
 class Draft:
@@ -370,12 +331,13 @@ class Draft:
 
     def overfull(self) -> set[str]:
         """Returns the nodes with open places that pods and open places together leave no room for."""
-        room = self._room_beside(self.open())
+        room = self.room_beside(self.open())
         return {
             place.node for place in self.open() if place.node in self.rows and room.lacks(place.node, place.resources)
         }
 
-    def _room_beside(self, places: Iterable[Place]) -> NodeRoom:
+    def room_beside(self, places: Iterable[Place]) -> NodeRoom:
+        """Returns what is free beside pods and these places."""
         room = self.room.copy()
         for place in places:
             room.take(place.node, place.resources)
@@ -452,78 +414,6 @@ class Draft:
             self._shapes[claim.id] = found and _with_own_rules(found, group)
         return self._shapes[claim.id]
 
-    # -- DaemonSets ---------------------------------------------------------------------------------------------------
-
-    def follow_nodes(self) -> dict[str, Mapping[str, int]]:
-        """Gives each DaemonSet a slot on every node that it selects, and none elsewhere unless a pod is there. Returns the
-        groups for which a node has no room, with the amounts of such a pod."""
-        short: dict[str, Mapping[str, int]] = {}
-        for ident, active in self.active.items():
-            claim = active.claim
-            if self.is_older(ident) or not is_per_node(claim) or not claim.slots:
-                continue
-            shape = self.shape_of(claim, active.group)
-            if shape is None:
-                continue
-            wanted = set(self.fleet.names_at(self.cid, self.where[eligible(self.fleet, shape, self.where)]))
-            for place in self.places:
-                if place.family == active.family and place.node not in wanted and self._is_left(place.node):
-                    place.dropped = True
-            model, have = claim.slots[0], {slot.node for slot in claim.slots}
-            strays = self.strays.get(active.family, {})
-            if wanted <= have:
-                continue
-            room = self._room_beside(self.open())
-            for node, amounts in self.held():
-                room.take(node, amounts)
-            for node in sorted(wanted - have):
-                plain = resized(moved(model, node, self.host(node)), 1, surge=False)
-                slot = self._with_parts(plain, shape) if model.parts else plain
-                if slot is not None and slot.parts:
-                    for known in (self.room, room):
-                        known.know(node, part_resources(slot.parts))
-                if strays.get(node):
-                    self.covered[ident].append(slot or plain)
-                elif slot is not None and room.has(node, taken_by(slot)):
-                    room.take(node, taken_by(slot))
-                    none = {ident: msgspec.structs.replace(slot, node="", host="")}
-                    place = Place(active.group, claim, active.family, False, none, taken_by(slot), node, slot.host)
-                    place.inside = place_in(slot) if slot.parts else None
-                    self.places.append(place)
-                else:
-                    short[active.group] = plain.resources
-        return short
-
-    def _with_parts(self, slot: Slot, shape: Shape) -> Slot | None:
-        """Returns the slot with parts of its node; None if the node has none for it."""
-        row = self.rows[slot.node]
-        try:
-            found = InnerNodes(self.fleet, np.array([row], np.intp), [shape]).assign(0, [1], [[]])
-        except BudgetExceeded:
-            return None
-        if found is None:
-            return None
-        return with_parts(slot, found[0])[0]
-
-    def short_daemon_sets(self) -> dict[str, Mapping[str, int]]:
-        """Returns the groups of DaemonSets with a slot that lacks room even once everything that is on its way out is gone,
-        with the amounts of such a slot."""
-        left = self._room_beside(p for p in self.open() if not (p.withdrawn and self.leaves(p.group)))
-        for node, amounts in self.leaving.items():
-            left.take(node, amounts, -1)
-        return {
-            place.group: place.resources
-            for place in self.open()
-            if is_per_node(place.claim)
-            and not place.withdrawn
-            and self.is_usable(place.node)
-            and left.lacks(place.node, place.resources)
-        }
-
-    def _is_left(self, node: str) -> bool:
-        """A node that is only not ready for a while keeps its slot."""
-        return self.is_lost(node) or self.is_usable(node)
-
     # -- the result ---------------------------------------------------------------------------------------------------
 
     def changed_slots(self) -> dict[str, list[Slot]]:
@@ -560,14 +450,3 @@ def _find_shape(claim: Claim, group: str, document: Revision | None) -> Shape | 
             if shape.object == claim.object and made == claim.id:
                 return shape
     return None
-
-
-def merged_slots(slots: Iterable[Slot]) -> list[Slot]:
-    """Joins equal slots, in the order of nodes."""
-    joined: dict[bytes, Slot] = {}
-    for slot in sorted(slots, key=lambda slot: slot.node):
-        key = msgspec.json.encode(msgspec.structs.replace(slot, count=0), order="sorted")
-        before = joined.get(key)
-        count = slot.count + (before.count if before is not None else 0)
-        joined[key] = msgspec.structs.replace(slot, count=count)
-    return list(joined.values())
