@@ -122,6 +122,10 @@ async def test_after_leaving_the_cluster_is_as_before_joining(cluster: MachineCl
         taints = [{"key": "theirs", "effect": "NoExecute"}]
         cluster.patch(f"/api/v1/nodes/{name}", {"spec": {"taints": taints}})
 
+    await as_before(cluster, before)
+
+
+async def as_before(cluster: MachineCluster, before: dict[str, Any]) -> None:
     try:
         await settled(lambda: dump(cluster) == before, 60)
     except AssertionError:
@@ -278,6 +282,8 @@ async def test_a_cluster_with_machines_joins_and_leaves_by_command(cluster: Mach
     for name in NODES:
         cluster.patch(f"/api/v1/nodes/{name}", {"spec": {"taints": None}})
     where = ["lab/machines", "--kubeconfig", str(cluster.plane.kubeconfig)]
+    await asyncio.sleep(3)  # controllers make accounts and certificates of namespaces
+    before = dump(cluster)
 
     def run() -> None:
         with Mesh() as mesh:
@@ -318,6 +324,8 @@ async def test_a_cluster_with_machines_joins_and_leaves_by_command(cluster: Mach
         node = cluster.call("GET", f"/api/v1/nodes/{name}")
         assert "taints" not in node["spec"] and not any(key.startswith(DOMAIN) for key in node["metadata"]["labels"])
     assert len(cluster.bound(TEAM)) == 1, "no running guest stops"
+    cluster.delete_pod(TEAM, "guest")
+    await as_before(cluster, before)
 
 
 def until(check: Callable[[], bool], seconds: float) -> None:
