@@ -175,6 +175,7 @@ def test_which_group_a_guest_belongs_to() -> None:
     assert injected(pod(named), both)["spec"]["containers"][0]["resources"]["limits"]["cpu"] == "1"
     assert "several groups" in denied(pod(), both)
     assert "no Machine has it" in denied(pod({MACHINE_TYPE: "tiny"}))
+    assert "no Machine has it" in denied(pod({MACHINE_TYPE: ""}))
     assert "there is no Machine with group" in denied(pod({MACHINE_TYPE: "tiny", MACHINE_GROUP: "gone"}))
     assert "it has compute-large" in denied(pod({MACHINE_TYPE: "tiny", MACHINE_GROUP: "general-machine"}))
     alias = injected(pod({MACHINE: "compute-xlarge"}))

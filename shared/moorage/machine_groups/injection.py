@@ -63,9 +63,9 @@ def machine_type_of(labels: Mapping[str, str]) -> str:
 
 
 def is_guest(pod: Pod) -> bool:
-    """Returns whether a Pod of an enabled namespace asks for a slot."""
+    """Returns whether a Pod of an enabled namespace asks for a slot, even if it does not say of which type."""
     labels = (pod.get("metadata") or {}).get("labels") or {}
-    return bool(machine_type_of(labels)) and labels.get(POD_ROLE, GUEST) == GUEST
+    return (MACHINE_TYPE in labels or MACHINE in labels) and labels.get(POD_ROLE, GUEST) == GUEST
 
 
 def find_group(labels: Mapping[str, str], groups: Mapping[str, MachineGroup]) -> MachineGroup | Denied:
