@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import random
 from collections import Counter
+from datetime import UTC, datetime
 from typing import Any
 
 from moorage.machine_groups.cluster import ClusterMachines
@@ -196,6 +197,20 @@ class World:
                 pod["spec"]["nodeName"] = node
                 self.change("Pod", pod)
                 return
+            self.note_unschedulable(pod)
+
+    def note_unschedulable(self, pod: Object) -> None:
+        if not pod["status"].get("conditions"):
+            since = datetime.fromtimestamp(self.now, UTC).isoformat(timespec="seconds")
+            found = {"type": "PodScheduled", "reason": "Unschedulable", "lastTransitionTime": since}
+            pod["status"]["conditions"] = [found]
+            self.change("Pod", pod)
+
+    def stranger(self, name: str, node: str, cpu: str) -> None:
+        """Creates a Pod of somebody else on a Node."""
+        containers = [{"name": "main", "resources": {"requests": {"cpu": cpu}}}]
+        meta = {"name": name, "namespace": "other", "labels": {}}
+        self.create("Pod", {"metadata": meta, "spec": {"nodeName": node, "containers": containers}, "status": {}})
 
     def fits(self, pod: Object, node: str) -> bool:
         total: Counter[str] = Counter()

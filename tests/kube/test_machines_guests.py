@@ -128,6 +128,34 @@ async def test_guests_that_keep_apart_get_slots_on_different_nodes(cluster: Mach
     assert cluster.bound(TEAM) == ["m0", "m1"]
 
 
+async def test_slots_leave_a_node_that_other_pods_fill(cluster: MachineCluster, ready: None) -> None:
+    """Nobody tells of other Pods; where the scheduler finds no room for reservations, their slots go to other Nodes, or to nobody."""
+    requests = {"resources": {"requests": {"cpu": "5"}}}
+    spec = {
+        "nodeName": "m0",
+        "containers": [{"name": "c", "image": "x", **requests}],
+        "terminationGracePeriodSeconds": 0,
+    }
+    cluster.call("POST", PODS, {"metadata": {"name": "stranger"}, "spec": spec})
+    cluster.machine(the_machine(4, ["m0", "m1"]))
+    await usage(cluster, 4, 4, 0, 0, 40)
+    assert cluster.bound(NAMESPACE) == ["m0", "m1", "m1", "m1"]
+    # Where no Node has room for all, guests get the slots that are held, and no place that is not there.
+    cluster.patch(f"/apis/{GROUP_VERSION}/machines/g", {"spec": the_machine(6, ["m0", "m1"])["spec"]})
+    await settled(lambda: cluster.conditions("g")["CapacityShort"] == "True", 20)
+    await usage(cluster, 6, 5, 0, 0, 40)
+    await settled(
+        lambda: not any(is_stuck(pod) for pod in cluster.pods(NAMESPACE)), 40, "no reservation is pinned in vain"
+    )
+    for i in range(6):
+        cluster.pod(TEAM, f"g{i}", GUEST)
+    await usage(cluster, 6, 0, 5, 1)
+
+
+def is_stuck(pod: dict[str, Any]) -> bool:
+    return not pod["spec"].get("nodeName") and not pod["spec"].get("schedulingGates")
+
+
 async def test_types_that_depend_on_another_share_its_slots(cluster: MachineCluster, ready: None) -> None:
     child = {"spec": {"dependence": {"machineType": "a", "availableRatio": 0.5}}}
     cluster.machine(machine("g", {"a": offline(2), "half": child}, {"m0": ["a"]}))

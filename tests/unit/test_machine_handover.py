@@ -169,6 +169,45 @@ def test_replicas_never_change_where_fewer_fit_than_are_available() -> None:
     assert short["status"] == "True" and short["message"] == "a: 1 of 3 slots find no room"
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_slots_go_where_other_pods_leave_room(seed: int) -> None:
+    """All that fit are held, and given to guests, although nobody tells of other Pods."""
+    rng = random.Random(seed)
+    count, per_node = rng.randint(1, 4), rng.randint(1, 3)
+    w = world(rng.randint(1, count * per_node), count, per_node, seed)
+    room = 0
+    for i in range(count):
+        taken = rng.randint(0, 2 * per_node)
+        w.stranger(f"stranger-{i}", f"n{i}", str(taken))
+        room += (2 * per_node - taken) // 2
+    most = w.objects["Machine", "", "g"]["spec"]["machineTypes"][0]["available"]
+    for _ in range(12):
+        w.rest()
+        w.now += 8
+    fit = min(room, most)
+    assert w.usage("g")["a"] == {"maximum": most, "reserved": fit, "used": 0, "waiting": 0}
+    for i in range(most):
+        w.guest(f"g{i}", "a")
+    w.rest()
+    assert w.usage("g")["a"] == {"maximum": most, "reserved": 0, "used": fit, "waiting": most - fit}
+    # What is full is tried again, less and less often.
+    writes = []
+    for _ in range(4):
+        before = sum(w.writes.values())
+        for _ in range(20):
+            w.rest()
+            w.now += 60
+        writes.append(sum(w.writes.values()) - before)
+    assert (writes[-1] < writes[0] or not writes[0]) and w.usage("g")["a"]["used"] == fit
+    # As soon as somebody leaves and it is tried again, there is room.
+    for i in range(count):
+        w.remove("Pod", "other", f"stranger-{i}")
+    for _ in range(90):
+        w.rest()
+        w.now += 60
+    assert w.usage("g")["a"]["used"] == most
+
+
 def test_a_guest_that_no_node_can_take_burns_no_slot() -> None:
     w = world()
     w.guest("never", "a", nodeSelector={"disk": "none"})

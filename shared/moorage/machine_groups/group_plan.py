@@ -43,9 +43,10 @@ def plan_group(cluster: ClusterObjects, group: GroupState, now: float, times: li
         cluster.left_over.pods_of(group.machine.group),
     )
     plan = plan_handover(group.handover, now, situation)
-    if plan.next is not None:
-        times.append(plan.next)
-        cluster.writes.later[("Group", "", group.machine.group)] = plan.next
+    next_times = [time for time in (plan.next, group.limits.next_time(now)) if time is not None]
+    if next_times:
+        times.append(min(next_times))
+        cluster.writes.later[("Group", "", group.machine.group)] = min(next_times)
     writing = {effect.key for effect in effects}
     effects += [e for e in handover_effects(cluster, group, plan, stored_slots, now) if e.key not in writing]
     effects += takeover_effects(cluster, group, plan, slots, now)

@@ -56,7 +56,14 @@ def _local_slots(
     places = cluster.left_over.places
     kept = {n: held[n].slots or in_use[n] + places(group.machine.group, n) for n in alone}
     rooms = {n: _room(cluster, n, states[n], now) for n in group.entries}
-    return lay_out(group.machine, group.sizes, alone, rooms, kept, in_use)
+    group.limits.observe(
+        (pod for pod in group.handover.reservations.values() if pod.type in alone),
+        {n: held[n].slots for n in alone},
+        now,
+    )
+    return lay_out(
+        group.machine, group.sizes, alone, rooms, kept, in_use, lambda name, node: group.limits.most(name, node, now)
+    )
 
 
 def _room(cluster: ClusterObjects, name: str, state: Condition, now: float) -> NodeRoom:

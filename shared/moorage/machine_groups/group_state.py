@@ -13,6 +13,7 @@ from .handover import Handover
 from .handover_records import Stored, StoredGrant
 from .names import GRANTS, SLOTS
 from .sizes import sizes
+from .slot_limits import SlotLimits
 
 Object = dict[str, Any]
 
@@ -35,6 +36,7 @@ class GroupState:
         self.handover = Handover(machine, self.sizes)
         self.entries = {node.name: node for node in machine.node_pool}
         self.status_at = 0.0
+        self.limits = SlotLimits()
         self.unmarked: set[str] = set()  # uids of guests that another controller let in
         self.untold: dict[str, float] = {}  # uids of guests that may have to be told why they wait, and when
         #: What StatefulSets have, by type, each with the version from which it was read.

@@ -104,7 +104,7 @@ class _Planner:
                     continue
                 have[node] += 1
             if settled:
-                for pod in reversed(kept):
+                for pod in sorted(kept, key=lambda pod: (pod.bound, -pod.ordinal)):  # first those that hold nothing
                     stays = pod.deleting or pod.name in self.h.removing or not pod.node
                     if not stays and have[pod.node] > wanted.get(pod.node, 0):
                         removals.append(pod.name)

@@ -60,6 +60,7 @@ class ReservationPod(msgspec.Struct, frozen=True, kw_only=True):
     bound: bool = False
     deleting: bool = False
     unschedulable: bool = False
+    unschedulable_since: float = 0.0
     claim: str = ""
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from moorage.model.machines import Machine
@@ -43,9 +44,10 @@ def lay_out(
     rooms: Mapping[str, NodeRoom],
     held: Mapping[str, Mapping[str, int]],
     in_use: Mapping[str, Mapping[str, int]],
+    most_on: Callable[[str, str], int | None] = lambda _type, _node: None,
 ) -> Slots:
     """Returns the slots of the types that depend on no other, by type and Node. `held`: what there is; `in_use`: those of them with guests,
-    which stay wherever they are."""
+    which stay wherever they are; `most_on`: how many of a type a Node takes at most, if that is known."""
     slots: Slots = {name: {} for name, size in sizes.items() if not size.parent}
     taken: dict[str, Counter[str]] = {node.name: Counter() for node in machine.node_pool}
 
@@ -54,6 +56,10 @@ def lay_out(
             slots[name][node] = slots[name].get(node, 0) + count
             for resource, amount in sizes[name].amounts.items():
                 taken.setdefault(node, Counter())[resource] += amount * count
+
+    def room_left(name: str, node: str) -> float:
+        most = most_on(name, node)
+        return math.inf if most is None else max(0, most - slots[name].get(node, 0))
 
     for name in slots:
         for node, count in in_use.get(name, {}).items():
@@ -65,7 +71,7 @@ def lay_out(
             have = held.get(name, {}).get(entry.name, 0) - slots[name].get(entry.name, 0)
             if have <= 0 or room is None or not room.keeps or name not in entry.machine_types:
                 continue
-            add(name, entry.name, min(have, most - sum(slots[name].values())))
+            add(name, entry.name, int(min(have, most - sum(slots[name].values()), room_left(name, entry.name))))
     for name, size in sizes.items():
         if size.parent:
             continue
@@ -75,5 +81,6 @@ def lay_out(
             if missing <= 0:
                 break
             if room is not None and room.usable and name in entry.machine_types:
-                add(name, entry.name, min(missing, room_for(size, room, taken[entry.name])))
+                fits = room_for(size, room, taken[entry.name])
+                add(name, entry.name, int(min(missing, fits, room_left(name, entry.name))))
     return slots

@@ -79,6 +79,7 @@ def reservation(pod: Pod, name: str, namespace: str) -> ReservationPod | None:
         bound=bool(spec.get("nodeName")),
         deleting="deletionTimestamp" in meta,
         unschedulable=_is_unschedulable(pod),
+        unschedulable_since=_unschedulable_since(pod),
     )
 
 
@@ -142,8 +143,18 @@ def _granted_at(pod: Pod) -> float:
 
 
 def _is_unschedulable(pod: Pod) -> bool:
+    return _unschedulable(pod) is not None
+
+
+def _unschedulable_since(pod: Pod) -> float:
+    since = (_unschedulable(pod) or {}).get("lastTransitionTime")
+    return datetime.fromisoformat(since).timestamp() if since else 0.0
+
+
+def _unschedulable(pod: Pod) -> Mapping[str, Any] | None:
+    """Returns the condition that says that the scheduler found no room for a Pod."""
     conditions = (pod.get("status") or {}).get("conditions") or ()
-    return any(c.get("type") == "PodScheduled" and c.get("reason") == "Unschedulable" for c in conditions)
+    return next((c for c in conditions if c.get("type") == "PodScheduled" and c.get("reason") == "Unschedulable"), None)
 
 
 def pin_patch(uid: str, version: str, spec: Mapping[str, Any], gates: list[str], node: str) -> dict[str, Any]:
