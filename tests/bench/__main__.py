@@ -26,7 +26,7 @@ from .kube import kube
 from .machine_cluster import machine_cluster
 from .machine_windows import machine_windows
 from .machines import machine_decisions
-from .node_agent import node_admissions, node_controller, node_idle, node_plugins, node_pools, node_proxy
+from .node_agent import node_admissions, node_controller, node_idle, node_mesh, node_plugins, node_pools, node_proxy
 from .node_core import node_core, roles_come_and_go
 from .packing import packing
 from .placement import candidates, reported, traps, writes
@@ -75,6 +75,7 @@ ALL: dict[str, Callable[[], Awaitable[list[Figure]]]] = {
     "node-plugins": node_plugins,
     "node-idle": node_idle,
     "node-controller": node_controller,
+    "node-mesh": node_mesh,
     "kube": kube,
     "failing-devices": failing_devices,
     "machine-cluster": machine_cluster,

@@ -27,6 +27,7 @@ from tests.node.loaded_pools import LoadedPools
 from tests.node.machines import pod, write_pod, write_policy, write_sysfs
 from tests.node.recording_runtime import RecordingRuntime
 
+from moorage.fleet import Fleet, FleetFollower
 from moorage.node import grpc_unix
 from moorage.node.agent import NodeAgent
 from moorage.node.pod_objects import known_pod
@@ -356,3 +357,35 @@ async def node_controller() -> list[Figure]:
 async def _more_load(loaded: LoadedPools) -> None:
     loaded.files.load["web"] = 17.7
     await until(lambda: loaded.cpus("web").bit_count() == 30)
+
+
+async def node_mesh(pods: int = 100) -> list[Figure]:
+    """From the kubelet's first call for a pod until a controller sees what it has of its zone."""
+    async with _directory() as directory, _mesh(directory) as mesh:
+        settings = _settings(directory)
+        runtime = RecordingRuntime()
+        await runtime.start(directory / "r.sock")
+        agent = AgentProcess(settings.root, *_arguments(settings), *GATE, *await _joined(mesh, directory))
+        await agent.start()
+        client, fleet = CriClient(agent.cri), Fleet()
+        follower = FleetFollower(mesh.settings.redis_url, fleet)
+        await follower.start()
+        await until(lambda: "moorage.dev/exclusive-cpu" in fleet.parts.classes, 60)
+        samples = []
+        for i in range(pods):
+            manifest = pod(f"p{i}", "numa-enhancement", "1", "256Mi")
+            write_pod(directory / "pods", manifest)
+            started = time.perf_counter()
+            await client.run(f"p{i}", f"uid-p{i}", manifest["metadata"]["annotations"])
+            await until(lambda i=i: _exclusive_cpus(fleet) == i + 1, 30)  # type: ignore[misc]
+            samples.append((time.perf_counter() - started) * 1e3)
+            await asyncio.sleep(0.01 * (i % 7))
+        await follower.stop()
+        await client.close()
+        await agent.stop()
+        await runtime.stop()
+    return [Figure.of("node admission until a controller sees it", samples, "p99 <= 300 ms", p99=300)]
+
+
+def _exclusive_cpus(fleet: Fleet) -> int:
+    return round(float(fleet.parts.classes["moorage.dev/exclusive-cpu"].used.sum()))
