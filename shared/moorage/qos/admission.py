@@ -205,7 +205,23 @@ class _Admission:
         self.asked |= {call.plugin for call in calls}
         results = (yield calls) if calls else []
         self._changed.append((container.name, plugins))
-        return self._allocated(calls, results, container.name)
+        allocation = self._allocated(calls, results, container.name)
+        self._warn_of_less(container, allocation)
+        return allocation
+
+    def _warn_of_less(self, container: ContainerSpec, allocation: ResourceAllocation) -> None:
+        """Tells where a container of a pod without a role does not have the CPUs of its own that it should."""
+        info = allocation.get("cpu")
+        if info is None or self.role is not None or container.type != ContainerType.MAIN:
+            return
+        count = self.node.policy.native_cpus(self.pod.qos_class, container.requests.get("cpu", 0.0))
+        if count and not info.topology_assignments:
+            words = "it shares those of the default pool"
+        elif count and count != info.allocated_quantity:
+            words = f"it keeps the {info.allocated_quantity:.0f} that it has"
+        else:
+            return
+        self.warnings.append(f"{container.name}: {count} CPUs of its own are not free; {words}")
 
     def restoring(self) -> list[Call]:
         """Returns the calls that give containers again what they had, where one of a pod that runs cannot have what it asks for
@@ -241,8 +257,15 @@ class _Admission:
                     Refusal(code="PluginMissing", message=message, resource=plugin.resource, container=container)
                 )
 
+    def _asked_before(self, container: str) -> Mapping[str, float] | None:
+        """Returns what a container asked for when it was admitted; None where that is not known, then or now."""
+        if self.before is None or not (self.before.pod.requests_known and self.pod.requests_known):
+            return None
+        return next((c.requests for c in self.before.pod.containers if c.name == container), None)
+
     def _kept(self, container: ContainerSpec, plugins: Sequence[PluginInfo]) -> ResourceAllocation | None:
-        """Returns what the container has already, where that is still enough."""
+        """Returns what the container has already, where that is still enough. One that asks for another amount than before is
+        given it anew, less, too: what it does not need any more others can have."""
         if self.before is None:
             return None
         found = self.before.containers.get(container.name)
@@ -253,6 +276,9 @@ class _Admission:
             if info is None:
                 continue
             asked = container.requests.get(plugin.resource, 0.0)
+            had = self._asked_before(container.name)
+            if had is not None and round(had.get(plugin.resource, 0.0), 3) != round(asked, 3):
+                return None
             if info.is_scalar_resource and -(-info.allocated_quantity // 1) < round(asked, 3) and not is_shared(info):
                 return None
         return found

@@ -65,6 +65,8 @@ class CpuPlugin(CpuPools):
             zones = self._bindable(request, role, count)
             if not zones:
                 raise AllocationRefused(self._no_zone(request, role, count))
+            if entry is not None:  # where it is resized, it stays in its zone if it can
+                zones = zones & entry.bound or zones
             return {CPU: [Hint(1 << zone, True) for zone in nodes_of(zones)]}
         if count:
             return self._native_hints(request, count)
@@ -115,11 +117,18 @@ class CpuPlugin(CpuPools):
 
     def allocate(self, request: ResourceRequest) -> ResourceAllocation:
         entry = self._entry(request)
-        if entry is None or (entry.own and self._count(request) != _size(entry.own)):
+        if entry is None or self._is_resized(request, entry):
             entry = self._new_entry(request)
             self.entries.setdefault(request.pod_uid, {})[request.container] = entry
             self._count_exclusive()
         return {CPU: self._info(entry)}
+
+    def _is_resized(self, request: ResourceRequest, entry: CpuEntry) -> bool:
+        """Returns whether a container should have another number of CPUs for itself than it has."""
+        count = self._count(request)
+        if entry.own:
+            return count != _size(entry.own)
+        return bool(count) and not entry.cpus and entry.requested != request.requests.get(CPU, 0.0)
 
     def _new_entry(self, request: ResourceRequest) -> CpuEntry:
         count = self._count(request)
@@ -142,10 +151,9 @@ class CpuPlugin(CpuPools):
                 return self._with_own(entry, request, free, count)
             if self._insists(request):
                 raise AllocationRefused(self._short(request, count))
-            self.warnings.append(
-                f"{request.namespace}/{request.pod_name}: {count} CPUs of its own are not free; "
-                f"{request.container} shares those of the default pool"
-            )
+            before = self._entry(request)
+            if before is not None and before.own:
+                return before
         pool = self._pool(role)
         entry.pool, entry.original = pool.name, (pool.cpus & ~self._exclusive).bit_count()
         return entry
@@ -410,14 +418,11 @@ class CpuPlugin(CpuPools):
 
     def _count(self, request: ResourceRequest) -> int:
         """Returns the number of CPUs that the container should have for itself."""
-        asked = round(request.requests.get(CPU, 0.0), 3)
+        asked = request.requests.get(CPU, 0.0)
         role = self._role(request)
         if role is not None:
-            return math.ceil(asked) if role.exclusive else 0
-        whole = asked >= 1 and asked == int(asked)
-        if self.policy.spec.native == "static" and whole and request.qos_class.lower() == "guaranteed":
-            return int(asked)
-        return 0
+            return math.ceil(round(asked, 3)) if role.exclusive else 0
+        return self.policy.native_cpus(request.qos_class, asked)
 
     def _insists(self, request: ResourceRequest) -> bool:
         return bool(request.role) or bool(request.labels.get(CLAIM))

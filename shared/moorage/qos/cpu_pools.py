@@ -43,7 +43,6 @@ class CpuPools:
         self.policy = policy
         self.machine = machine
         self.entries: dict[str, dict[str, CpuEntry]] = {}
-        self.warnings: list[str] = []
         self._exclusive = 0
         self._pools = configured_pools(policy, machine)
 

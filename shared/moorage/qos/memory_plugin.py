@@ -113,6 +113,8 @@ class MemoryPlugin:
         if role is None or not role.binds or self._leader(request):
             return {}
         found = self._bindable(request)
+        if entry is not None and entry.bound:  # memory that is in use stays where it is
+            found &= entry.bound
         if not found:
             raise AllocationRefused(self._no_zone(request))
         return {MEMORY: [Hint(1 << zone, True) for zone in nodes_of(found)]}

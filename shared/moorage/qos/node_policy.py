@@ -163,6 +163,12 @@ class NodePolicy(NamedTuple):
         marked = (pool for pool in self.pools.values() if pool.default)
         return next(marked, next(iter(self.pools.values()), None))
 
+    def native_cpus(self, qos_class: str, requested: float) -> int:
+        """Returns how many CPUs a container of a pod without a role has for itself, as a kubelet would give them."""
+        asked = round(requested, 3)
+        whole = self.spec.native == "static" and qos_class.lower() == "guaranteed" and asked == int(asked)
+        return int(asked) if whole else 0
+
     def shares_numa(self, one: str, other: str) -> bool:
         """Returns whether pods of the two roles may be bound to one NUMA node: each lists the other."""
         a, b = ALIASES.get(one, one), ALIASES.get(other, other)

@@ -143,7 +143,7 @@ def test_too_few_free_cpus_mean_the_pool_for_who_insists_on_nothing() -> None:
     outcome = node.admit(pod("p", cpu=77, memory=GB, guaranteed=True))
     assert isinstance(outcome, Admitted)
     assert outcome.record.containers["container0"]["cpu"].allocation_result == "2-39,42-79"
-    assert node.cpu.warnings
+    assert outcome.warnings == ("container0: 77 CPUs of its own are not free; it shares those of the default pool",)
     claimed = pod("q", cpu=77, memory=GB, guaranteed=True, labels={"moorage.dev/claim": "x"})
     assert codes(node.admit(claimed)) == ["TopologyAffinityError"]
 
@@ -190,6 +190,37 @@ def test_a_resize_moves_exclusive_sets_and_keeps_what_it_can() -> None:
     assert node.given(pod("p", "storage-service", 6, GB))["CpusetCpus"] == "2-7"
     assert codes(node.admit(pod("p", "storage-service", 60, GB))) == ["TopologyAffinityError"]
     assert node.cpu.resources_allocation()["uid-p"]["container0"]["cpu"].allocation_result == "2-7"
+    node.check()
+
+
+def test_a_resize_gives_back_what_is_not_needed_any_more() -> None:
+    node = SimulatedNode(BASE)
+    node.given(pod("p", "storage-service", 20, GB))
+    assert node.given(pod("p", "storage-service", 4, GB))["CpusetCpus"] == "2-5"
+    assert node.given(pod("q", "storage-service", 10, GB))["CpusetCpus"] == "42-51"  # storage-service keeps to itself
+    assert node.cpu.exclusive.bit_count() == 14
+    node.check()
+
+
+def test_a_resize_stays_in_its_zone() -> None:
+    node = SimulatedNode(BASE)
+    node.given(pod("first", "storage-service", 20, GB))
+    assert node.given(pod("p", "storage-service", 4, GB))["CpusetCpus"] == "42-45"
+    node.remove("uid-first")
+    assert node.given(pod("p", "storage-service", 6, 2 * GB))["CpusetCpus"] == "42-47"
+    node.check()
+
+
+def test_cpus_without_a_role_follow_what_is_asked() -> None:
+    node = SimulatedNode(BASE)
+    assert node.given(pod("p", cpu=10, memory=GB, guaranteed=True))["CpusetCpus"] == "2-11"
+    assert node.given(pod("p", cpu=4, memory=GB, guaranteed=True))["CpusetCpus"] == "2-5"
+    assert node.given(pod("p", cpu="2500m", memory=GB, guaranteed=True))["CpusetCpus"] == "2-39,42-79"
+    assert node.given(pod("p", cpu=3, memory=GB, guaranteed=True))["CpusetCpus"] == "2-4"
+    outcome = node.admit(pod("p", cpu=77, memory=GB, guaranteed=True))
+    assert isinstance(outcome, Admitted)
+    assert outcome.record.containers["container0"]["cpu"].allocation_result == "2-4"
+    assert outcome.warnings == ("container0: 77 CPUs of its own are not free; it keeps the 3 that it has",)
     node.check()
 
 
