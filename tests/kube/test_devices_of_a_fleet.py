@@ -214,6 +214,38 @@ def replace_slice(plane: ControlPlane, found: dict[str, Any]) -> None:
     plane.call("PUT", f"{GROUP}/resourceslices/{SLICE}", {**live, "spec": found["spec"]})
 
 
+def test_pods_share_a_device_by_what_they_take_of_it(
+    mesh: Mesh, agents: dict[str, AgentProcess], planes: list[ControlPlane]
+) -> None:
+    """A share is of each capacity of one device, whatever the driver calls these."""
+    plane = planes[0]
+    found = slice_of("edge-1-n2", generation=2)
+    capacity = {"memory": {"value": "80Gi"}, "other.example.com/lanes": {"value": "10"}}
+    shared = {"name": "gpu-4", "attributes": {"model": {"string": "s"}}, "allowMultipleAllocations": True}
+    found["spec"]["devices"].append({**shared, "capacity": capacity})
+    replace_slice(plane, found)
+    condition = {"key": "model", "operator": "Eq", "values": ["s"]}
+    spec = {"resourceSelector": [{"matchExpressions": [condition]}]}
+    made = {"kind": "ResourceClass", "metadata": {"name": "shared.gpu"}, "spec": spec}
+    done = mesh.run("apply", "-f", "-", data=json.dumps(made).encode())
+    assert done.returncode == 0, done.stderr.decode()
+    wanted = document("sharing", "s", replicas=2)
+    (app,) = wanted["spec"]["apps"]
+    app["manifests"] = [web := app["manifests"].pop()]
+    pod = web["spec"]["template"]["spec"]
+    del pod["resourceClaims"]
+    pod["containers"][0]["resources"] = {"limits": {"shared.gpu": "400m"}}
+    apply(mesh, wanted)
+    running(mesh, "sharing")
+    claims = plane.get(f"{GROUP}/resourceclaims")["items"]
+    results = [r for c in claims for r in c["status"]["allocation"]["devices"]["results"]]
+    assert [r["device"] for r in results] == ["gpu-4", "gpu-4"]
+    assert [r["consumedCapacity"] for r in results] == [{"memory": str(32 << 30), "other.example.com/lanes": "4"}] * 2
+    remove(mesh, "sharing")
+    until(lambda: not allocated(plane), 60, "they are given back")
+    assert mesh.run("delete", "resourceclass", "shared.gpu").returncode == 0
+
+
 def devices_of_pods(plane: ControlPlane, app: str) -> dict[str, str]:
     """Returns the devices of live pods that are bound, by uid."""
     claims = {c["metadata"]["name"]: c for c in plane.get(f"{GROUP}/resourceclaims")["items"]}

@@ -16,6 +16,8 @@ from moorage.cel import CelDevice, compile_selector
 from moorage.dra import objects as dra
 from moorage.dra.objects import DeviceClaim
 from moorage.dra.pins import UnknownClass, completed, is_pin, selector_of
+from moorage.dra.shares import has_shares, with_shares
+from moorage.dra.slices import Devices
 from moorage.intents.core.diagnostics import Diagnostics
 from moorage.intents.core.manifest_rules import read_objects
 from moorage.intents.core.shapes import app_shapes
@@ -264,6 +266,44 @@ def test_alternatives_with_as_many_devices_are_told_apart_by_their_classes() -> 
     told = msgspec.json.decode(template_["metadata"]["annotations"][TEMPLATE_SLOTS])
     named = {f"need-0/{request['name']}" for request in requests}
     assert {name for slot in told for name in slot["devices"]} == named
+
+
+def test_shares_of_devices_of_different_sizes_are_alternatives() -> None:
+    """The template says what each takes; what capacities are called the cluster knows."""
+    web, parts = deployment("web"), [f"{DRIVER}/n{i}/gpu-{i}" for i in range(2)]
+    slots = [
+        Slot(
+            node=f"n{i}",
+            parts={part: {"MEMORY": size}},
+            devices=[DeviceGrant(part=part, need="gpu", name="MEMORY", amount=size, resource_class="s")],
+        )
+        for i, (part, size) in enumerate(zip(parts, (40, 20), strict=True))
+    ]
+    classes = {"s": ClassVersion(uid="u1", spec="1", algorithm="best-fit")}
+    made = msgspec.structs.replace(claim("Deployment/web"), slots=slots, classes=classes)
+    needs = {"Deployment/web": ClassNeeds({"gpu": (DeviceAsk(resource_class="s", share=500),)}, [], {"gpu": {"c"}})}
+    objects = FinalObjects([web], [], {}, "d", needs=needs).on_cluster("p/c", [made])
+    template_ = next(o for o in objects if o["kind"] == "ResourceClaimTemplate")
+    assert has_shares(template_) and not has_shares(web)
+    found = Devices(lambda _node: None, lambda: None)
+    for i in range(2):
+        pool = {"name": f"n{i}", "generation": 1, "resourceSliceCount": 1}
+        shared = {"name": f"gpu-{i}", "allowMultipleAllocations": True, "capacity": {"Memory": {"value": "80"}}}
+        spec = {"driver": DRIVER, "pool": pool, "nodeName": f"n{i}", "devices": [shared]}
+        found.put(f"s{i}", dra.slice_(msgspec.json.encode({"metadata": {"name": f"s{i}"}, "spec": spec})))
+    (request,) = with_shares(template_, found)["spec"]["spec"]["devices"]["requests"]
+    by_name = {o["metadata"]["name"]: o for o in objects}
+    asked = {
+        msgspec.json.decode(by_name[one["deviceClassName"]]["metadata"]["annotations"][PINNED_DEVICES])[0]: one
+        for one in request["firstAvailable"]
+    }
+    assert {part: one["capacity"] for part, one in asked.items()} == {
+        parts[0]: {"requests": {"Memory": "40"}},
+        parts[1]: {"requests": {"Memory": "20"}},
+    }
+    # What somebody else wrote asks for nothing.
+    broken = {**template_, "metadata": {"name": "x", "annotations": {"moorage.dev/shares": "{"}}}
+    assert with_shares(broken, found) == broken
 
 
 def test_classes_that_containers_request_are_taken_out() -> None:

@@ -9,9 +9,12 @@ from collections.abc import Callable
 import structlog
 
 from moorage.dra.pins import UnknownClass, completed, is_pin, with_gate
+from moorage.dra.shares import has_shares, with_shares
+from moorage.dra.slices import Devices
 from moorage.kube import AlreadyExists, ApiError, ApiResource, apply, create, delete, release
 from moorage.machine_groups.names import ENABLED, NAMESPACE_LABELS
 from moorage.model.reasons import CODES
+from moorage.podspec import PIN_PREFIX
 
 from .context import ClusterContext
 from .core.drift import AppliedState, RepairBackoff, digest, resource_version
@@ -131,9 +134,10 @@ class ObjectWriter:
         try:
             return (await apply(self._cluster.api, kind, body, force=True))[0]
         except ApiError as error:
-            if error.code != 422 or ref.kind not in ("Job", "Pod"):
+            is_made = ref.kind == "ResourceClaimTemplate" and ref.name.startswith(PIN_PREFIX)
+            if error.code != 422 or not (is_made or ref.kind in ("Job", "Pod")):
                 raise
-            # Most fields of Jobs and Pods are immutable, so they are replaced.
+            # Most fields of Jobs and Pods are immutable, so they are replaced; and templates that pin: pods keep their claims.
             await self._delete(kind, ref, str(live["metadata"]["uid"]), check_current)
             return (await apply(self._cluster.api, kind, body, force=True))[0]
 
@@ -141,16 +145,22 @@ class ObjectWriter:
         obj = enabled(managed.obj) if managed.enables_machines else managed.obj
         if is_pin(obj):
             obj = managed.sent = self._completed(obj)
+        elif has_shares(obj):
+            obj = with_shares(obj, self._devices())
         elif self._cluster.allocates:
             obj = with_gate(obj)
         return owned_body(kind, managed.ref, obj, self._owner, self._cluster.records.ownership.id)
 
-    def _completed(self, obj: Manifest) -> Manifest:
+    def _devices(self) -> Devices:
         state = self._cluster.state
         if not state.devices_known:
             raise ApiError(503, "Unavailable", "the devices of the cluster are not known yet")
+        return state.devices
+
+    def _completed(self, obj: Manifest) -> Manifest:
+        devices = self._devices()
         try:
-            return completed(obj, state.device_classes, state.devices)
+            return completed(obj, self._cluster.state.device_classes, devices)
         except UnknownClass as error:
             raise ApiError(422, "ClassNotFound", str(error)) from error
 

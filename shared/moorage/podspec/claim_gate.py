@@ -33,6 +33,8 @@ CLASS_UID = "moorage.dev/resource-class-uid"
 CLASS_ALGORITHM = "moorage.dev/algorithm"
 #: Annotation of a template that is pinned: the slots of its claim, each with its node and devices by request, as JSON.
 TEMPLATE_SLOTS = "moorage.dev/slots"
+#: Annotation of a template with shares of devices: what requests take of which devices, by request, as JSON.
+TEMPLATE_SHARES = "moorage.dev/shares"
 #: The scheduling gate of pods whose claims an agent allocates itself, and the label of clusters where it does.
 DEVICES_GATE = "moorage.dev/devices"
 DRA_LABEL, ALLOCATES = "moorage.dev/dra", "allocate"

@@ -25,6 +25,7 @@ from moorage.podspec import (
     CLASS_UID,
     PIN_PREFIX,
     PINNED_DEVICES,
+    TEMPLATE_SHARES,
     TEMPLATE_SLOTS,
     VACATED_DEVICES,
     object_key,
@@ -68,21 +69,30 @@ def devices_of(claim: Claim) -> dict[str, list[str]]:
 
 def _claimed_of(claim: Claim) -> list[list[tuple[str, DeviceGrant]]]:
     """Returns the devices that pods of each slot get by a ResourceClaim, with its request. Alternatives that ask for as many of
-    different classes are told apart by the class."""
+    different classes, or for other shares, are told apart by these."""
     found: list[list[tuple[str, DeviceGrant]]] = []
-    classes: dict[str, set[str]] = {}
+    variants: dict[str, set[str]] = {}
     for slot in claim.slots:
         granted = [grant for grant in slot.devices if is_claimed(slot, grant)]
         counts = Counter(need for need, _ in {(grant.need, grant.part) for grant in granted})
         needs = [g.need if is_of_claim(g.need) else f"{MADE}/{g.need}/{counts[g.need]}" for g in granted]
         found.append(list(zip(needs, granted, strict=True)))
         for need, grant in found[-1]:
-            classes.setdefault(need, set()).add(grant.resource_class)
-    several = {need for need, of in classes.items() if len(of) > 1}
+            variants.setdefault(need, set()).add(_variant(grant, granted))
+    several = {need for need, of in variants.items() if len(of) > 1 and need.startswith(f"{MADE}/")}
     return [
-        [(f"{need}-{_short(grant.resource_class)[:6]}" if need in several else need, grant) for need, grant in granted]
-        for granted in found
+        [
+            (f"{need}-{_short(_variant(grant, slot.devices))[:6]}" if need in several else need, grant)
+            for need, grant in granted
+        ]
+        for slot, granted in zip(claim.slots, found, strict=True)
     ]
+
+
+def _variant(grant: DeviceGrant, granted: Iterable[DeviceGrant]) -> str:
+    """Returns what an alternative is besides a number of devices: its class, and what is taken of each device."""
+    amounts = sorted((one.name, one.amount) for one in granted if (one.need, one.part) == (grant.need, grant.part))
+    return f"{grant.resource_class} {amounts}" if len(amounts) > 1 or amounts[0][1] != 1 else grant.resource_class
 
 
 def slots_of(claim: Claim, name: str) -> str:
@@ -234,7 +244,10 @@ class DevicePins:
         slots = slots_of(claim, MADE)
         for need, request in request_of.items():
             slots = slots.replace(f'"{need}/', f'"{request}/of-')
-        metadata = {"name": name, "annotations": {TEMPLATE_SLOTS: slots}}
+        annotations = {TEMPLATE_SLOTS: slots}
+        if shares := _shares(claim, full, alternatives):
+            annotations[TEMPLATE_SHARES] = _encode(shares).decode()
+        metadata = {"name": name, "annotations": annotations}
         metadata |= {k: v for k, v in manifest["metadata"].items() if k == "namespace"}
         template_ = {**api, "kind": "ResourceClaimTemplate", "metadata": metadata, "spec": {"spec": pinned}}
         added |= {_key(found): found for found in (template_, *classes)}
@@ -244,6 +257,21 @@ class DevicePins:
             if spec.get(field):
                 result[field] = [_claiming(container, request_of, needs.containers) for container in spec[field]]
         return result
+
+
+def _shares(
+    claim: Claim, full: Mapping[str, str], alternatives: Mapping[str, _Alternative]
+) -> dict[str, dict[str, Any]]:
+    """Returns what requests for shares of devices take, by request."""
+    shares: dict[str, dict[str, Any]] = {}
+    for granted in _claimed_of(claim):
+        for need, grant in granted:
+            ask = alternatives[need].ask if need in alternatives else None
+            if ask is not None and ask.share:
+                share = shares.setdefault(full[need], {"devices": {}, "amounts": {}})
+                share["devices"][grant.part] = None
+                share["amounts"][grant.name] = grant.amount
+    return {request: {**share, "devices": sorted(share["devices"])} for request, share in shares.items()}
 
 
 class _Alternative(NamedTuple):

@@ -14,6 +14,7 @@ from moorage.dra.allocated import DeviceClaims
 from moorage.dra.classes import DeviceClasses
 from moorage.dra.pins import UnknownClass, completed, is_pin, vacated_by
 from moorage.dra.quotas import PINNED_BY_TEMPLATE, Quotas, with_quotas
+from moorage.dra.shares import has_shares, with_shares
 from moorage.dra.slices import DevicePool, Devices, NodeDevices
 from moorage.kube.objects import Key, Object, ObjectMetadata
 from moorage.model.part_reports import DeviceClassReport, DeviceTaint
@@ -116,6 +117,8 @@ class SimulatedDevices:
             elif kind == "DeviceClass":
                 self._classes.put(name, msgspec.convert(manifest, dra.DeviceClass))
             elif kind == "ResourceClaimTemplate":
+                if has_shares(manifest):
+                    manifest = with_shares(dict(manifest), self._slices)
                 self._templates[key] = read_claim((manifest.get("spec") or {}).get("spec") or {})
             elif kind == "ResourceClaim":
                 self._put_claim(key, manifest)
