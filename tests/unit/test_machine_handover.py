@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import random
+import uuid
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moorage.machine_groups.group_state import grants_text, read_grants
+from moorage.machine_groups.handover_records import StoredGrant
 from moorage.machine_groups.names import GUEST, MACHINE_TYPE, NAMESPACE, NODE_POOL, POD_ROLE
+from moorage.machine_groups.slot_assignment import MAX_GRANTS
 from moorage.machine_groups.windows import parse_time
 from moorage.model.machines import Grant
 from moorage.podspec import pinned_node
@@ -368,3 +372,18 @@ def test_never_more_are_let_in_than_there_are_slots(seed: int) -> None:
     assert usage["waiting"] == len(live) - usage["used"], usage
     assert (w.condition("g", "CapacityShort")["status"] == "True") == (room < slots)
     assert MACHINE_TYPE in w.pods()[0]["metadata"]["labels"]
+
+
+@pytest.mark.parametrize("node", ["n{}", "ip-10-0-{}-17.us-west-2.compute.internal", "n{}." + "x" * 200])
+def test_as_many_grants_as_are_stored_at_a_time_find_room_in_annotations(node: str) -> None:
+    rng = random.Random(3)
+    grants = {}
+    for i in range(MAX_GRANTS):
+        uid = str(uuid.UUID(int=rng.getrandbits(128)))
+        at = 1_800_000_000 + rng.random() * 100
+        grants[uid] = StoredGrant(node=node.format(i % 500), claim=f"offline-{uid}", at=at, window="w", until=at + 1000)
+    text = grants_text(grants)
+    assert read_grants(text) == grants and len(text) < 200 << 10
+    few = dict(list(grants.items())[:3])
+    assert grants_text(few).startswith("{") and read_grants(grants_text(few)) == few
+    assert read_grants("zlib:junk") == read_grants("zlib:" + "A" * 40) == read_grants("{") == {} and not grants_text({})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zlib
+from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +18,8 @@ from .sizes import sizes
 from .slot_limits import SlotLimits
 
 Object = dict[str, Any]
+_MAX_PLAIN = 128 << 10
+_PACKED = "zlib:"
 
 
 class StoredSlots(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -39,8 +43,8 @@ class GroupState:
         self.limits = SlotLimits()
         self.unmarked: set[str] = set()  # uids of guests that another controller let in
         self.untold: dict[str, float] = {}  # uids of guests that may have to be told why they wait, and when
-        #: What StatefulSets have, by type, each with the version from which it was read.
-        self.stored: dict[str, tuple[tuple[str, str], Stored]] = {}
+        #: What StatefulSets have, by type, each with the text from which its grants were read.
+        self.stored: dict[str, tuple[str, Stored]] = {}
 
     def set_machine(self, machine: Machine) -> None:
         self.machine, self.sizes = machine, sizes(machine)
@@ -49,11 +53,13 @@ class GroupState:
 
     def stored_of(self, machine_type: str, stateful_set: Object) -> Stored:
         """Returns what the StatefulSet of a type has."""
-        meta = stateful_set["metadata"]
-        key = (str(meta.get("uid")), str(meta.get("resourceVersion")))
-        if machine_type not in self.stored or self.stored[machine_type][0] != key:
-            grants = _read_grants((meta.get("annotations") or {}).get(GRANTS, ""))
-            self.stored[machine_type] = key, Stored(int(stateful_set["spec"].get("replicas", 1)), grants)
+        text = (stateful_set["metadata"].get("annotations") or {}).get(GRANTS, "")
+        replicas = int(stateful_set["spec"].get("replicas", 1))
+        before = self.stored.get(machine_type)
+        if before is None or before[0] != text:
+            self.stored[machine_type] = text, Stored(replicas, read_grants(text))
+        elif before[1].replicas != replicas:
+            self.stored[machine_type] = text, before[1]._replace(replicas=replicas)
         return self.stored[machine_type][1]
 
 
@@ -66,8 +72,18 @@ def read_slots(stateful_set: Mapping[str, Any] | None) -> StoredSlots:
         return StoredSlots()
 
 
-def _read_grants(text: str) -> dict[str, StoredGrant]:
+def grants_text(grants: Mapping[str, StoredGrant]) -> str:
+    """Returns the annotation with grants, packed if it is long: all annotations of an object have 256 KiB."""
+    if not grants:
+        return ""
+    text = msgspec.json.encode(grants, order="sorted")
+    return text.decode() if len(text) <= _MAX_PLAIN else _PACKED + b64encode(zlib.compress(text, 1)).decode()
+
+
+def read_grants(text: str) -> dict[str, StoredGrant]:
+    """Returns the grants of an annotation; none where nobody can read it."""
     try:
-        return msgspec.json.decode(text, type=dict[str, StoredGrant]) if text else {}
-    except (msgspec.DecodeError, RecursionError):
+        data = zlib.decompress(b64decode(text[len(_PACKED) :])) if text.startswith(_PACKED) else text
+        return msgspec.json.decode(data, type=dict[str, StoredGrant]) if text else {}
+    except (msgspec.DecodeError, RecursionError, ValueError, zlib.error):
         return {}

@@ -10,7 +10,7 @@ from moorage.podspec import CLAIM
 
 from .cluster_objects import ClusterObjects, Object
 from .effects import Effect, pod_event
-from .group_state import GroupState, StoredSlots
+from .group_state import GroupState, StoredSlots, grants_text
 from .handover import Handover
 from .handover_records import Opening, Plan, Stored
 from .layout import Slots
@@ -84,7 +84,7 @@ def _store_effect(
     before = meta.get("annotations") or {}
     patch: Object = {}
     if stored is not None:
-        text = msgspec.json.encode(stored.grants, order="sorted").decode() if stored.grants else ""
+        text = grants_text(stored.grants)
         if before.get(GRANTS, "") != text:
             annotations[GRANTS] = text
         if obj["spec"].get("replicas") != stored.replicas:

@@ -12,8 +12,8 @@ from .windows import Holder, end_of, may_enter, next_time
 
 #: Seconds in which a guest has to be bound after its gate was taken off.
 BIND_WITHIN = 60.0
-#: Grants that are stored with one type at a time: an annotation has room for about two thousand.
-MAX_GRANTS = 1000
+#: Grants that are stored with one type at a time: packed, an annotation has room for some more, also where names of Nodes are long.
+MAX_GRANTS = 3000
 #: Claims that the cluster gave alone.
 OFFLINE = "offline-"
 #: Owners whose Pods are replaced by others, which may go to other Nodes. Of all others a deletion would be a failure.
