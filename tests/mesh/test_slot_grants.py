@@ -484,4 +484,7 @@ async def test_slots_of_types_that_share_them_are_shown_where_they_live(
     ]
     told = await cluster.sync(guests=[guest("pod", machine="g/half", claim="claim-one")])
     assert cluster.grants["pod"] == "n-0" and not told.waiting
+    await cluster.sync(machines=[MachineReport(name="g", uid="m", machine=halves(3, most=3))])
+    of_half = [s.state for s in (await shown("slots")).slots if s.machine == "g/half"]
+    assert "reserved" not in of_half and len(of_half) == 3, "there are no more than three"
     await merger.bus.close()

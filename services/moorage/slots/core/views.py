@@ -193,7 +193,7 @@ class MachineViews:
                     * -(-count // child.per_parent)
                 )
         if size.parent:  # those that nobody has are in the rows of the type in whose slots they live
-            slots = {n.name: size.per_parent * -(-count // size.per_parent) for n, count in used[kind.name].items()}
+            slots = self._places(machine, kind.name, cluster.name, used[kind.name])
             short = 0
         else:
             reserved = self._ledger.machines.reserved.get(claim)
@@ -206,6 +206,17 @@ class MachineViews:
                 yield SlotView(machine=key, cluster=cluster.name, node=name, state="reserved", claim=claim)
         for _ in range(short):
             yield SlotView(machine=key, cluster=cluster.name, state="short")
+
+    def _places(self, machine: Machine, name: str, cluster: str, used: NodeCounts) -> dict[str, int]:
+        """Returns how many of a type there may be by node in slots that it has opened."""
+        found, key = sizes(machine), machine_key(machine.group, name)
+        reserved, per_parent = self._reservation(machine, root_of(found, name), cluster), found[name].per_parent
+        most = reserved.dependents[key].most if reserved is not None and key in reserved.dependents else None
+        return {
+            node.name: places if most is None else min(places, most.get(node.name, 0))
+            for node, count in used.items()
+            for places in [per_parent * -(-count // per_parent)]
+        }
 
     def _holders(self, cluster: ClusterMachines, key: str) -> dict[str, list[SlotView]]:
         """Returns the slots of a type that guests and applications have, by node."""

@@ -95,11 +95,9 @@ def _reason(
     name = f"{machine} in the window {window}" if window else machine
     best = int(free[short].max(initial=0))
     consumer = next((need.consumer for need in shape.needs if need.name == resource), "")
-    message = (
-        f"needs {needed} slots of {name}; no cluster has any"
-        if not known
-        else f"needs {needed} slots of {name}; the best of these clusters has {best} free"
-    )
+    slots = f"{needed} slot{'s' if needed > 1 else ''} of {name}"
+    has = f"the best of these clusters has {best} free" if known else "no cluster has any"
+    message = f"needs {slots}; {has}"
     return Reason(
         code="SlotShort" if known else "MachineUnknown",
         app=app,
