@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from pathlib import Path
 
 from .mesh import Mesh
@@ -10,6 +11,8 @@ from .mesh_client import MeshClient, application
 
 #: Applications of one client at once.
 AT_ONCE = 10
+#: Seconds between two looks at the memory.
+INTERVAL = 2.0
 
 
 def memory(mesh: Mesh) -> dict[str, int]:
@@ -35,6 +38,22 @@ class Turnover:
     async def until(self, total: int) -> None:
         """Ends once this many applications came and went."""
         await asyncio.gather(*(self._client(number, total) for number in range(self._clients)))
+
+    async def least_memory(self, mesh: Mesh, total: int) -> dict[str, int]:
+        """Goes on until this many came and went, and returns the least memory meanwhile of each kind of process: what is garbage
+        comes and goes, too."""
+        least = await asyncio.to_thread(memory, mesh)
+        going = asyncio.ensure_future(self.until(total))
+        try:
+            while not going.done():
+                await asyncio.wait([going], timeout=INTERVAL)
+                with contextlib.suppress(FileNotFoundError):  # a process was started again just now
+                    for worker, size in (await asyncio.to_thread(memory, mesh)).items():
+                        least[worker] = min(size, least.get(worker, size))
+        finally:
+            going.cancel()
+        await going
+        return least
 
     async def _client(self, client: int, total: int) -> None:
         loop = asyncio.get_running_loop()
