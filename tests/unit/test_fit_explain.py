@@ -29,6 +29,7 @@ def test_each_rejected_cluster_has_exactly_one_reason(many: list[list[NodeReport
                 column = fleet.free(rejection.resource)
                 free = [0 if column is None else int(column[row]) for row in able]
                 assert max(free) <= rejection.best < rejection.needed == s.resources[rejection.resource]
+                assert rejection.unusable == 0 or rejection.unusable >= rejection.needed
             elif rejection.code == "CapacityShort":
                 assert rejection.best < rejection.needed == s.count
 
@@ -61,6 +62,21 @@ def test_reasons_by_cluster() -> None:
         ("ResourceShort", "", "", 0, 0): ["lab/split"],
         ("CapacityShort", "", "", 2, 1): ["lab/one"],
     }
+
+
+def test_unusable_nodes_that_have_enough_are_told() -> None:
+    fleet = fleet_of(
+        {
+            "lab/tainted": [
+                node("n-0", cpu="2"),
+                node("n-1", cpu="9", taints=[TAINT]),
+                node("n-2", cpu="7", ready=False),
+            ],
+            "lab/small": [node("n-0", cpu="2"), node("n-1", cpu="3", taints=[TAINT])],
+        }
+    )
+    one = [explain(fleet, shape(resources={"cpu": 4000}), np.arange(2) == cid)[0] for cid in range(2)]
+    assert [(r.code, r.best, r.unusable) for r in one] == [("ResourceShort", 2000, 9000), ("ResourceShort", 2000, 0)]
 
 
 def test_a_resource_that_no_node_has_is_short() -> None:

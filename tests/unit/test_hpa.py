@@ -193,6 +193,16 @@ def test_reasons_of_what_is_refused_elsewhere_when_somebody_asks() -> None:
     ]
 
 
+def test_a_shortage_names_what_unusable_nodes_have() -> None:
+    fleet = fleet_of({"lab/a": [node("n-0", cpu="1"), node("n-1", cpu="8", ready=False)]})
+    answer = HardwareAnswers(fleet).answer(ask_for({"a": [shape("Deployment/a", resources={"cpu": 3000})]}))
+    (reason,) = answer.apps["a"].reasons
+    assert (reason.code, reason.needed, reason.free) == ("ResourceShort", "3", "1")
+    assert reason.message.endswith(
+        "at most 1 is free there, 2 too little. A node with 8 free is not ready, unschedulable or has a taint"
+    )
+
+
 def test_an_app_whose_own_objects_do_not_fit_together() -> None:
     fleet = fleet_of({"lab/a": [node(cpu="4")], "lab/b": [node(cpu="6")]})
     many = [shape("Deployment/x", resources={"cpu": 3000}), shape("Deployment/y", resources={"cpu": 3000})]

@@ -30,6 +30,7 @@ class Rejection:
     resource: str = ""
     needed: int = 0
     best: int = 0  # the most that one node of these clusters has free
+    unusable: int = 0  # as much, if it suffices, of nodes that are not ready, unschedulable or have a taint
     label: str = ""  # "key=value", or the requirement as text
     message: str = ""
 
@@ -52,6 +53,7 @@ class _Unexplained:
         self.clusters = clusters.copy()
         at = rows.cluster[: rows.n]
         self.ids: Ids = np.flatnonzero((at >= 0) & self.clusters[at])
+        self.unusable: Ids = self.ids[:0]  # that no other filter rejected
 
     def clusters_of(self, ids: Ids) -> Mask:
         """Returns the clusters that have any of these rows."""
@@ -162,7 +164,8 @@ def _missing_labels(rows: Rows, shape: Shape, unexplained: _Unexplained) -> list
 def _unusable_nodes(rows: Rows, shape: Shape, unexplained: _Unexplained) -> list[Rejection]:
     usable = rows.usable[unexplained.ids]
     tolerated = tolerated_rows(rows, shape.tolerations, unexplained.ids)
-    unexplained.ids = unexplained.ids[usable if tolerated is None else usable & tolerated]
+    kept = usable if tolerated is None else usable & tolerated
+    unexplained.unusable, unexplained.ids = unexplained.ids[~kept], unexplained.ids[kept]
     return [Rejection("NodesUnusable", unexplained.settle(~unexplained.clusters_of(unexplained.ids)))]
 
 
@@ -187,7 +190,9 @@ def _resources_short(rows: Rows, shape: Shape, unexplained: _Unexplained) -> lis
         rejecting = ids[~enough] if shape.per_node else ids
         best = _largest_free(rows, free, rejecting, settled)
         code = "ResourceShort" if machine_of(resource) is None else "SlotShort"
-        rejections.append(Rejection(code, unexplained.settle(short), resource, need, best))
+        unusable = 0 if shape.per_node else _largest_free(rows, free, unexplained.unusable, settled)
+        unusable = unusable if unusable >= need else 0
+        rejections.append(Rejection(code, unexplained.settle(short), resource, need, best, unusable))
     if shape.per_node:
         return rejections
     holds_one = pods_per_row(rows, needs, 1, unexplained.ids) > 0

@@ -117,6 +117,9 @@ class RefusalReasons:
         most, short = (readable_amount(resource, n) for n in (rejection.best, rejection.needed - rejection.best))
         message = f"a pod of {shape.object} needs {readable_amount(resource, rejection.needed)} {resource} on {where}"
         message += f"; at most {most} is free there, {short} too little"
+        if rejection.unusable:
+            more = readable_amount(resource, rejection.unusable)
+            message += f". A node with {more} free is not ready, unschedulable or has a taint"
         consumer = _consumers(shape, resource)
         return self._reason(code, clusters, message, consumer=consumer, need=resource, needed=needed, free=free)
 
