@@ -16,7 +16,9 @@ from moorage.agent import device_allocation, device_evictions, version_apply
 from moorage.agent.install_manifests import ALLOCATION_RULES, OWN_RULES, RULES
 from moorage.kube import Unreachable
 from moorage.model.claims import Claim, IntentRef
+from moorage.model.part_requests import ClassVersion, DeviceAsk
 from moorage.model.slots import DeviceGrant, Slot
+from moorage.patcher.core.device_pins import ClassNeeds
 from moorage.patcher.core.final_objects import FinalObjects
 from moorage_testkit.control_plane import ControlPlane
 from moorage_testkit.polling import until
@@ -202,6 +204,42 @@ async def test_where_a_quota_counts_devices_of_a_class_it_holds_for_pins(
         await until(lambda: len(templates()) == 1, 40, "one template is left")
     finally:
         plane.call("DELETE", f"{quotas}/gpus")
+
+
+def with_class_needs(app: str, *pods_: Sequence[int]) -> list[dict[str, Any]]:
+    """The final objects of an app whose pods need one device of a class, or two: each has these."""
+    slots = [
+        Slot(
+            node=NODE,
+            parts={f"{DRIVER}/{NODE}/gpu-{i}": {"PIN_EXAMPLE_COM": 1} for i in numbers},
+            devices=[
+                DeviceGrant(
+                    part=f"{DRIVER}/{NODE}/gpu-{i}", need="gpu", name="PIN_EXAMPLE_COM", amount=1, resource_class="fast"
+                )
+                for i in numbers
+            ],
+        )
+        for numbers in pods_
+    ]
+    classes = {"fast": ClassVersion(uid="u", spec="s", algorithm="best-fit")}
+    made = msgspec.structs.replace(claim(app, 0), slots=slots, classes=classes)
+    asks = tuple(DeviceAsk(resource_class="fast", count=n) for n in (1, 2))
+    needs = {f"Deployment/{app}": ClassNeeds({"gpu": asks}, [], {"gpu": {"c"}})}
+    web = deployment(app, replicas=len(pods_), cpu="100m")
+    objects_of = FinalObjects([web], [], {f"id{app}": [NODE]}, "d", needs=needs)
+    return objects_of.on_cluster(CLUSTER, [made])
+
+
+async def test_a_template_that_gets_another_alternative_is_made_anew_and_no_pod_restarts(
+    plane: ControlPlane, mesh: Mesh, agents: Start
+) -> None:
+    agents(plane)
+    await mesh.want(CLUSTER, "web", 5, *with_class_needs("web", [3]))
+    await settled(lambda: list(pods(plane, "web").values()) == ["gpu-3"], 60, "it has its device")
+    (before,) = pods(plane, "web")
+    await mesh.want(CLUSTER, "web", 6, *with_class_needs("web", [3], [0, 2]))
+    await settled(lambda: sorted(pods(plane, "web").values()) == ["gpu-0,gpu-2", "gpu-3"], 60, "the second has two")
+    assert before in pods(plane, "web") and "Failed" not in mesh.states("web", 6).values()
 
 
 async def test_two_deployments_race_for_one_device(plane: ControlPlane, mesh: Mesh, agents: Start) -> None:
