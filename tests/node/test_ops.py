@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,9 @@ import yaml
 
 from moorage_testkit import kube_assets
 from moorage_testkit.control_plane import ControlPlane
+
+from .machines import write_policy
+from .test_examples import Stand
 
 OPS = Path(__file__).parents[2] / "ops" / "node"
 _GROUPS = {
@@ -60,3 +65,24 @@ def test_an_api_server_takes_the_manifests() -> None:
             assert document["metadata"]["name"].encode() in made
     finally:
         plane.remove()
+
+
+async def test_the_probe_of_the_daemon_set_asks_the_agent(tmp_path: Path) -> None:
+    """The probe runs every half minute on each node, so it is a small program."""
+    documents = yaml.safe_load_all((OPS / "daemonset.yaml").read_text())
+    [container] = next(iter(documents))["spec"]["template"]["spec"]["containers"]
+    program, path, *rest = container["livenessProbe"]["exec"]["command"]
+    assert path.startswith("/var/lib/moorage/node/")
+    stand = Stand(tmp_path)
+    write_policy(stand.policy)
+    await stand.start()
+    try:
+        here = str(stand.agent.root / Path(path).name)
+        command = (sys.executable, "-IS", str(OPS.parent / "image" / program), here, *rest)
+        for expected, output in ((0, b"ok\n"), (1, b"")):
+            process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+            found, _ = await process.communicate()
+            assert (process.returncode, found) == (expected, output)
+            await stand.agent.kill()
+    finally:
+        await stand.close()
