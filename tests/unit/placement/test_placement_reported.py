@@ -15,7 +15,7 @@ from moorage.fleet import FleetWriter, normalize_node, with_additions
 from moorage.ledger import Capacity, Ledger
 from moorage.ledger.entries import Batch, handler_of
 from moorage.model.claims import Allocation, Claim, Commit, Decision, Entry, IntentRef, Release, Withdrawal
-from moorage.model.part_reports import InventoryReport, ProviderReport, ZoneReport
+from moorage.model.part_reports import CounterSetReport, DeviceReport, InventoryReport, ProviderReport, ZoneReport
 from moorage.model.reports import NodeReport, Taint
 from moorage.model.shapes import EXCLUSIVE
 from moorage.model.slots import PodPlace, Slot, with_parts
@@ -281,6 +281,39 @@ def test_exclusive_cores_of_a_zone_are_cores_of_the_zone() -> None:
     assert mesh.candidates("resources_1=PCPU:2,VCPU:2&required_1=HW_NUMA_ROOT") == []
     (shown,) = mesh.call("GET", "/resource_providers?resources=PCPU:2")["resource_providers"]
     assert shown["uuid"] == second
+
+
+def test_whole_devices_of_one_node_are_offered() -> None:
+    def device(name: str, **more: Any) -> DeviceReport:
+        return DeviceReport(id=f"d.io/n/{name}", driver="d.io", pool="n", name=name, **more)
+
+    devices = [
+        device("free"),
+        device("taken"),
+        device("broken", healthy=False),
+        device("divided", divisible=True, capacity={"memory": "8Gi"}),
+        device("half", consumes={"c": {"m": "1"}}),
+    ]
+    counters = [CounterSetReport(driver="d.io", pool="n", name="c", counters={"m": "1"})]
+    report = node("n", in_use={"d.io/n/taken": {"D_IO": "1"}})
+    mesh = Mesh(one=[msgspec.structs.replace(report, devices=devices, counters=counters)])
+    free = part("d.io/n/free")
+    assert mesh.candidates("resources=CUSTOM_D_IO:1") == [{free: {"CUSTOM_D_IO": 1}}]
+    offering = {
+        name: list(mesh.call("GET", f"/resource_providers/{part(f'd.io/n/{name}')}/inventories")["inventories"])
+        for name in ("free", "taken", "broken", "divided", "half")
+    }
+    assert offering == {
+        "free": ["CUSTOM_D_IO"],
+        "taken": ["CUSTOM_D_IO"],
+        "broken": ["CUSTOM_D_IO"],
+        "divided": [],
+        "half": [],
+    }
+    mesh.put({free: {"CUSTOM_D_IO": 1}})
+    assert mesh.candidates("resources=CUSTOM_D_IO:1") == []
+    row = mesh.writer.fleet.row_of(0, "n")
+    assert row is not None and mesh.writer.fleet.parts_taken(row) == {"d.io/n/free": {"D_IO": 1}}
 
 
 def test_made_providers_share_with_nodes_by_their_aggregate() -> None:
@@ -605,17 +638,39 @@ def some_node(rng: Random, name: str) -> NodeReport:
         )
         for c in range(rng.randint(0, 3))
     ]
+    devices = some_devices(rng, name)
     if cores_of_zones < 0.4 or rng.random() < 0.5:
         fields["exclusive"] = rng.randint(0, cores)
-    return node(
+    report = node(
         name,
         zones=zones,
         providers=cards,
         ready=rng.random() < 0.9,
         requested={"cpu": f"{rng.choice((0, 300, 1200))}m"},
-        in_use={f"card-{c}": {"VF": "1"} for c in range(len(cards)) if rng.random() < 0.3},
+        in_use={
+            **{f"card-{c}": {"VF": "1"} for c in range(len(cards)) if rng.random() < 0.3},
+            **{device.id: {"D_IO": "1"} for device in devices if rng.random() < 0.3},
+        },
         **fields,
     )
+    return msgspec.structs.replace(report, devices=devices)
+
+
+def some_devices(rng: Random, name: str) -> list[DeviceReport]:
+    """Devices of DRA: of the node, or reached by others, too; whole, or divided."""
+    return [
+        DeviceReport(
+            id=f"d.io/{name}/gpu-{i}",
+            driver="d.io",
+            pool=name,
+            name=f"gpu-{i}",
+            healthy=rng.random() < 0.8,
+            divisible=(divided := rng.random() < 0.2),
+            capacity={"memory": "8Gi"} if divided else {},
+            shared=not divided and rng.random() < 0.2,
+        )
+        for i in range(rng.choice((0, 0, 2, 3)))
+    ]
 
 
 QUERIES = (
@@ -627,6 +682,7 @@ QUERIES = (
     "resources_C=VCPU:1&resources_V=CUSTOM_VF:2&required_Z=HW_NUMA_ROOT&same_subtree=_C,_V,_Z",
     "resources_1=CUSTOM_VF:2&resources_2=CUSTOM_VF:2&resources=VCPU:1",
     "resources=VCPU:1,CUSTOM_VF:1&required=CUSTOM_FAST",
+    "resources_1=CUSTOM_D_IO:1&resources_2=CUSTOM_D_IO:1&resources=VCPU:1&group_policy=isolate",
     "resources_1=PCPU:1,VCPU:1&required_1=HW_NUMA_ROOT",
     "resources_1=PCPU:1&resources_2=VCPU:1&resources_3=PCPU:1&required_Z=HW_NUMA_ROOT&same_subtree=_1,_2,_3,_Z",
     "resources_1=PCPU:1&required_1=HW_NUMA_ROOT&resources_2=VCPU:1",
@@ -650,7 +706,8 @@ def test_every_candidate_can_be_allocated_and_the_columns_say_what_there_is(seed
     mesh.call("PUT", f"/resource_providers/{pool}/aggregates", joined)
     for trait in ("CUSTOM_FAST",):
         mesh.call("PUT", f"/traits/{trait}")
-    mesh.call("PUT", "/resource_classes/CUSTOM_VF")
+    for name in ("CUSTOM_VF", "CUSTOM_D_IO"):
+        mesh.call("PUT", f"/resource_classes/{name}")
     held: list[str] = []
     for _ in range(12):
         check_columns(mesh)

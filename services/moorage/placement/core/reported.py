@@ -16,11 +16,10 @@ from moorage.model.part_names import is_class
 from moorage.model.shapes import EXCLUSIVE
 from moorage.model.slots import part_and_class, resource_of_part
 from moorage.parts import Forest
-from moorage.parts.device_parts import MARK
 from moorage.parts.inside import ANY, Layout, layout_of, part_id
 
 from .records import Addition, Provider
-from .reported_columns import ReportedColumns, block_of, cluster_of
+from .reported_columns import ReportedColumns, block_of, cluster_of, is_offered
 from .reported_names import CLAIM, claim_uuid, class_of, units_of, uuids_of
 
 #: Nodes and parts that are written before an operation goes on; more are written between operations.
@@ -265,9 +264,7 @@ class ReportedTrees:
                 self._offer(found, place, EXCLUSIVE, total)
             return found
         part = place.layout.parts[place.layout.at[place.path]]
-        # Devices are not offered; those that a resource of the node counts are offered by the node.
-        is_offered = not (place.path.startswith(MARK) or part.is_counted_by_node)
-        for name, inventory in part.inventories.items() if is_offered else ():
+        for name, inventory in part.inventories.items() if is_offered(part) else ():
             units = units_of(name)
             record = InventoryRecord(
                 total=inventory.total // units,

@@ -14,7 +14,7 @@ from moorage.model.shapes import EXCLUSIVE
 from moorage.parts import Forest
 from moorage.parts.device_parts import MARK
 from moorage.parts.forest import UNLIMITED, ClassRows, Rows, TreeRows
-from moorage.parts.inside import ANY, part_id
+from moorage.parts.inside import ANY, InnerPart, part_id
 
 from .reported_names import (
     DISABLED,
@@ -93,6 +93,14 @@ class _Names(NamedTuple):
     aggregates: NDArray[np.int32]
 
 
+def is_offered(part: InnerPart) -> bool:
+    """Returns whether consumers can take of a part. They cannot take devices that are divided, take of counters, or that several nodes
+    reach, nor those that a resource of the node counts: the node offers these."""
+    if part.path.startswith(MARK):
+        return part.device >= 0 and bool(part.unit[0]) and not (part.shared or part.consumes)
+    return not part.is_counted_by_node
+
+
 def block_of(cid: int) -> int:
     """Returns the forest's block of a cluster. Blocks of made trees are not negative."""
     return -1 - cid
@@ -119,8 +127,8 @@ class ReportedColumns:
         self._trait_numbers: dict[int, int] = {}
         self._names: dict[int, _Names] = {}
         self._capacities: dict[str, Rows] = {}
-        self._devices: NDArray[np.bool_] = np.empty(0, np.bool_)
-        self._device_layouts = 1
+        self._hidden: NDArray[np.bool_] = np.empty(0, np.bool_)
+        self._hidden_layouts = 1
 
     def erase(self, cid: int) -> None:
         self._names.pop(cid, None)
@@ -327,15 +335,15 @@ class ReportedColumns:
             pool = np.maximum(there, 0)
         capacity = columns.capacity[run] // units
         source = parts.layouts.first[nodes.layouts[node]] + place
-        devices = self._is_device()[source]
+        hidden = self._is_hidden()[source]
         least, step = -(-columns.min_unit[run] // units), -(-columns.step_size[run] // units)
         most = columns.max_unit[run] // units
         upwards = np.where(above < 0, -1, here[above])
         shown = ClassRows(here, capacity, capacity - free // units, least, most, step, upwards, pool)
         native = columns.capacity[run]
-        if devices.any():
-            shown = ClassRows(*(column[~devices] for column in shown))
-            source, native, free = source[~devices], native[~devices], free[~devices]
+        if hidden.any():
+            shown = ClassRows(*(column[~hidden] for column in shown))
+            source, native, free = source[~hidden], native[~hidden], free[~hidden]
         if len(shown.row):
             offered = self._offered(name)[source] if found.shown is not None else shown.capacity
             found.add(name, shown, offered, native, free)
@@ -373,16 +381,16 @@ class ReportedColumns:
 
     # -- traits and aggregates ------------------------------------------------------------------------------------------
 
-    def _is_device(self) -> NDArray[np.bool_]:
-        """Tells, by row in the table of layouts, which parts are devices: these are not offered."""
+    def _is_hidden(self) -> NDArray[np.bool_]:
+        """Tells, by row in the table of layouts, which parts are not offered."""
         layouts = self._fleet.parts.layouts
-        if len(self._devices) < layouts.part.n:
-            numbers = range(self._device_layouts, len(layouts.found))
+        if len(self._hidden) < layouts.part.n:
+            numbers = range(self._hidden_layouts, len(layouts.found))
             parts = (part for number in numbers for part in layouts.found[number].parts)
-            more = [part.path.startswith(MARK) or part.is_counted_by_node for part in parts]
-            self._devices = np.concatenate([self._devices, np.array(more, np.bool_)])
-            self._device_layouts = len(layouts.found)
-        return self._devices
+            more = [not is_offered(part) for part in parts]
+            self._hidden = np.concatenate([self._hidden, np.array(more, np.bool_)])
+            self._hidden_layouts = len(layouts.found)
+        return self._hidden
 
     def _taints(self) -> NDArray[np.bool_]:
         sets = self._fleet.taint_sets
