@@ -84,6 +84,14 @@ def _others(nodes: Sequence[Node], tasks: Sequence[Task]) -> list[Figure]:
         "10 % bound to models": lambda seed: more_bound(nodes, tasks, 0.1, seed),
         "33 % bound to models": lambda seed: more_bound(nodes, tasks, 0.33, seed),
         "80 % bound to models": lambda seed: more_bound(nodes, tasks, 0.8, seed),
+        "all bound to models": lambda seed: more_bound(nodes, tasks, 1.0, seed),
+        "50 % bound, 50 % ask for several": lambda seed: more_bound(
+            nodes, more_devices(tasks, 0.5, seed), 0.5, seed + 1
+        ),
+        "all bound, 30 % ask for several": lambda seed: more_bound(
+            nodes, more_devices(tasks, 0.3, seed), 1.0, seed + 1
+        ),
+        "50 % bound, all share": lambda seed: more_bound(nodes, more_sharing(tasks, 1.0, seed), 0.5, seed + 1),
     }
     figures = []
     for name, make in workloads.items():

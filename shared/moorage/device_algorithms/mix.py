@@ -35,6 +35,7 @@ class RequestMix:
         self.sample: list[DeviceRequest] = []
         self.sample_weights: Floats = np.zeros(0)  # the shares of the requests that they stand for
         self.asked: Counter[Asker] = Counter()  # thousandths of devices
+        self.known = 0  # requests for devices that were learned from
         self.derived: dict[object, object] = {}  # what algorithms keep of it until it is learned again
         self._past: deque[DeviceRequest] = deque()
         self._counts: Counter[DeviceRequest] = Counter()
@@ -71,6 +72,7 @@ class RequestMix:
         typical = [request for request in self._counts if request.devices]
         typical.sort(key=self._order.__getitem__)
         counts = np.array([self._counts[request] for request in typical], np.float64)
+        self.known = int(counts.sum())
         most = np.argsort(-counts, kind="stable")[:TYPICAL]
         self.requests, self.weights = [typical[i] for i in most.tolist()], _shares(counts[most])
         self.sample, self.sample_weights = typical, _shares(counts)

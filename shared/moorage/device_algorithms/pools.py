@@ -15,6 +15,9 @@ HIGHEST_PRICE = 10.0
 #: Requests that may go anywhere count so little when demand is laid on pools: they take what others leave.
 _ANYWHERE = 1e-3
 _ROUNDS = 16
+#: So many requests are expected that depend on one pool, any of them, while little is known: large pools are taken of first.
+#: After as many requests as the second number says, a third of them is still expected.
+_EXPECTED, _UNTIL = 10, 100
 _Bools = NDArray[np.bool_]
 
 
@@ -44,12 +47,14 @@ def prices(columns: DeviceColumns, mix: RequestMix, pools: Pools) -> Floats:
     free: Floats = np.bincount(pools.of_row, columns.free.sum(axis=1), minlength=len(pools.kinds)) + np.float64(1)
     usable, asked = _demand(mix, pools)
     demand = float(asked.sum())
-    if len(free) < 2 or not demand or usable.all():
+    if len(free) < 2 or not demand:
         return np.zeros(len(free))
     total = float(free.sum())
     bound = asked * (1 - (1 - _ANYWHERE) * (usable @ free) / total)
     level = demand / total
-    load: Floats = _loads(usable, bound, free, level) / level
+    expected = np.full(len(free), demand / mix.known * _EXPECTED * np.exp(-mix.known / _UNTIL) / len(free))
+    everyone = np.vstack([usable, np.eye(len(free), dtype=np.bool_)])
+    load: Floats = _loads(everyone, np.concatenate([bound, expected]), free, level) / level
     return HIGHEST_PRICE * np.minimum(load, 1)
 
 
