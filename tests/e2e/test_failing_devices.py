@@ -54,11 +54,16 @@ def test_slots_leave_failed_devices_for_others_of_their_node_and_then_of_their_c
     runs_on(mesh, "mover", "lab/a", second)
     change(mesh, fleet({**closed, first: "NoExecute", second: "gone", f"{other}/g0": "NoSchedule"}))
     runs_on(mesh, "mover", "lab/a", f"{other}/g1")
-    moved = events(mesh, "moorage.events.decisions.moved.>")
-    assert [(m["left"], m["taken"], m["outcome"]) for e in moved for m in e["moves"]] == [
+    wanted = [
         ({f"{DRIVER}/{first}": "it has the taint broken:NoExecute"}, [f"{DRIVER}/{second}"], {"node": 1}),
         ({f"{DRIVER}/{second}": "it is gone"}, [f"{DRIVER}/{other}/g1"], {"cluster": 1}),
     ]
+
+    def moved() -> list[tuple[Json, list[str], Json]]:
+        found = [e for e in events(mesh, "moorage.events.decisions.moved.>") if e["group"].startswith("default/mover/")]
+        return [(m["left"], m["taken"], m["outcome"]) for e in found for m in e["moves"]]
+
+    until(lambda: moved() == wanted, "both moves are told")
     shown = run(mesh, "describe", "application", "mover")
     assert "decisions.moved" in shown and f"Deployment/mover leaves {DRIVER}/{second} (it is gone)" in shown
     told = events(mesh, "moorage.events.fleet.devices.lab.a")
@@ -138,11 +143,15 @@ def test_when_most_devices_fail_at_once_nothing_moves_until_somebody_says_so(mes
     # They are back, and it goes on where it was.
     change(mesh, fleet({"o/g0": "NoSchedule"}))
     runs_on(mesh, "stays", "lab/a", "n/g0")
-    told = [e for e in events(mesh, "moorage.events.fleet.devices.lab.a") if "massFailure" in e]
-    assert told == [
+    wanted = [
         {"kind": DRIVER, "massFailure": "began", "failed": 3, "of": 4},
         {"kind": DRIVER, "massFailure": "ended"},
     ]
+
+    def told() -> list[Json]:
+        return [e for e in events(mesh, "moorage.events.fleet.devices.lab.a") if "massFailure" in e]
+
+    until(lambda: told() == wanted, "its begin and end are told")
     change(mesh, fleet({**restarts, "o/g0": "NoSchedule"}))
     reason(mesh, "stays", "MassFailure")
     assert "no mass failure" in run(mesh, "devices", "move", "lab/a", "--kind", "another")
