@@ -613,7 +613,9 @@ class World:
             for ident in merger.ledger.by_cluster.get(cluster, ()):
                 active = merger.ledger.claims[ident]
                 if active.withdrawn:
-                    if active.group not in merger.ledger.standing:
+                    # The pods of a migration that ended stay until those that follow them, perhaps of the group before, run.
+                    newest = merger.ledger.claims[merger.ledger.families[active.family][-1]]
+                    if newest.group not in merger.ledger.standing:
                         self.wrong.append(f"{ident} is never released")
                     continue
                 if active.group in waiting:
