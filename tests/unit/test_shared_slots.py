@@ -151,6 +151,14 @@ def test_logs_from_before_name_sizes_only() -> None:
     assert old.shared("n-0").free() == {slot_resource(PARENT): 3, slot_resource("g/half"): 3}
 
 
+@pytest.mark.parametrize("apart", [False, True])
+def test_guests_of_logs_from_before_count_in_the_slots_of_their_type(apart: bool) -> None:
+    """Of those that shared a slot all but one were apart."""
+    claim = reservation_claim("g/half", CLUSTER)
+    old = GrantedSlot(uid="u", machine="g/half", cluster=CLUSTER, node="n-0", claim=claim, parent=PARENT, apart=apart)
+    assert old.takes == {slot_resource("g/half"): 1}
+
+
 class World:
     """One cluster of two nodes with three slots each, its ledger, and what everybody has by a count of its own."""
 
