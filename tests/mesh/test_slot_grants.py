@@ -319,7 +319,7 @@ async def test_a_machine_of_the_mesh_is_laid_out_over_its_clusters(slots: Slots,
     assert told.reservations[0].slots == {"n-0": 4, "n-1": 4} and "8 of 20" in told.reservations[0].reason
     shown = await bus.request(subjects.MACHINES_LIST, MachinesAsk(id="a", kind="machines"), timeout=10)
     (view,) = msgspec.json.decode(shown, type=MachinesShown).machines
-    assert (view.metadata["name"], view.origin, view.status.conditions[0].reason) == ("fleet", "mesh", "CapacityShort")
+    assert (view.metadata["name"], view.origin, view.status.conditions[1].reason) == ("fleet", "mesh", "CapacityShort")
     taken = machine("fleet", {"large": {"spec": {"cpu": "1", "memory": "1Gi"}, "available": 1}}, {"n-0": ["large"]})
     taken["metadata"]["name"] = "other"
     taken["spec"]["nodePool"].append({"name": "n-9", "mode": "ready", "machineType": [{"name": "large"}]})

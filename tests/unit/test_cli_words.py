@@ -34,6 +34,8 @@ def test_short_and_full_names() -> None:
     assert full_name("shop") == "default/shop/v1/default"
     assert full_name("shop", "p") == "p/shop/v1/default"
     assert full_name("a/b/v2/g", "p") == "a/b/v2/g"
+    assert full_name("application/shop", "p") == "p/shop/v1/default"
+    assert full_name("group/a/b/v2/g") == "a/b/v2/g"
     for text in ("", "a/b", "a//v/g", "a/b/c/d/e"):
         with pytest.raises(Failure) as wrong:
             full_name(text)

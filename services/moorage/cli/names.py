@@ -5,9 +5,15 @@ from __future__ import annotations
 from .exit_codes import USAGE, Failure
 
 
+#: What may stand before a name, as `apply` and `get -o name` print it.
+_TYPES = ("application", "group")
+
+
 def full_name(text: str, project: str = "") -> str:
-    """Expands `shop` to `PROJECT/shop/v1/default`; full names are returned unchanged."""
+    """Expands `shop` and `application/shop` to `PROJECT/shop/v1/default`; full names are returned unchanged."""
     parts = text.split("/")
+    if len(parts) in (2, 5) and parts[0] in _TYPES:
+        parts = parts[1:]
     if len(parts) == 1 and text:
         parts = [project or "default", text, "v1", "default"]
     if len(parts) != 4 or not all(parts):

@@ -230,9 +230,7 @@ KINDS: tuple[ResourceType, ...] = (
             Column("READY", lambda r: next((c["status"] for c in _conditions(r) if c["type"] == "Ready"), ""), least=5),
             Column("SLOTS", machine_usage),
             Column("NODES", lambda r: _pool(r), wide=True),
-            Column(
-                "REASON", lambda r: next((c.get("message", "") for c in _conditions(r) if c["type"] == "Ready"), "")
-            ),
+            Column("REASON", lambda r: next((c["message"] for c in _conditions(r) if c.get("message")), "")),
         ),
         lambda name, project: path("machines", name),
         lambda r: f"machine/{r['metadata']['name']}",

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from moorage.model.machines import Machine
 
 from .handover_records import Guest, ReservationPod, TypeCounts
-from .sizes import Size, children_of, maximum
+from .sizes import Size, children_of, maximum, root_of
 from .windows import Span
 
 FIRST_PAUSE, LONGEST_PAUSE = 60.0, 3600.0
@@ -42,7 +42,7 @@ class Handover:
         #: What the Machine says, and what is held: nothing of types that have no Node.
         self.declared = {name: maximum(machine, sizes, name) for name in sizes}
         placed = {name for node in machine.node_pool for name in node.machine_types}
-        self.maximum = {name: most if self.root(name) in placed else 0 for name, most in self.declared.items()}
+        self.maximum = {name: most if root_of(self.sizes, name) in placed else 0 for name, most in self.declared.items()}
         self.spans = {t.name: [Span.of(w) for w in t.windows] for t in machine.types}
 
     # --- what is there
@@ -96,11 +96,6 @@ class Handover:
         for child in self.children.get(machine_type, ()):
             own += -(-self.taken(counts, child) // self.sizes[child].per_parent)
         return own
-
-    def root(self, machine_type: str) -> str:
-        while self.sizes[machine_type].parent:
-            machine_type = self.sizes[machine_type].parent
-        return machine_type
 
     def counts(self, usable: frozenset[str]) -> dict[str, TypeCounts]:
         """Returns the rows of the status."""

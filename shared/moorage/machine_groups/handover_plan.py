@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from .handover import Handover
 from .handover_records import Opening, Plan, ReservationPod, Situation, Stored
+from .sizes import root_of
 from .slot_assignment import SlotAssignment
 
 
@@ -151,7 +152,7 @@ class _Planner:
 
     def _has_room(self, name: str, node: str) -> bool:
         """Returns whether one more Pod of a type may come to a Node."""
-        root = self.h.root(name)
+        root = root_of(self.h.sizes, name)
         there = Counter(self._present(node))
         there[name] += 1
         return self.h.taken(there, root) <= self.s.slots.get(root, {}).get(node, 0)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from .handover import Handover
 from .handover_records import Guest, Situation, StoredGrant
+from .sizes import root_of
 from .windows import Holder, end_of, may_enter, next_time
 
 #: Seconds in which a guest has to be bound after its gate was taken off.
@@ -159,7 +160,7 @@ class SlotAssignment:
 
     def _has_slot(self, machine_type: str, node: str) -> bool:
         """Returns whether a Node has one more slot that the cluster may grant alone."""
-        root = self.h.root(machine_type)
+        root = root_of(self.h.sizes, machine_type)
         most = self.s.slots.get(root, {}).get(node, 0)
         alone = self.s.offline.get(root, {}).get(node, 0)
         one_more = Counter(self.on.get(node, Counter()))
@@ -172,7 +173,7 @@ class SlotAssignment:
 
     def _grant(self, name: str) -> None:
         """Gives free slots to guests by priority and age. Those that leave first are given first, so that no other has to move."""
-        root = self.h.root(name)
+        root = root_of(self.h.sizes, name)
         leaving = sorted((p for p in self.h.reservations.values() if p.type == root), key=lambda p: -p.ordinal)
         nodes = list(dict.fromkeys([p.node for p in leaving if p.node] + sorted(self.s.slots.get(root, {}))))
         free = [n for n in nodes if n in self.s.usable and self._has_slot(name, n)]

@@ -315,10 +315,14 @@ def _conditions(cluster: ClusterMachines, report: MachineReport, answer: Answer)
 def _as_conditions(
     problems: Sequence[tuple[str, str]], short: Sequence[str], away: Sequence[str]
 ) -> list[MachineCondition]:
-    ready = not problems and not short
-    first = problems[0] if problems else ("CapacityShort", "; ".join(short)) if short else ("", "")
+    reason, message = problems[0] if problems else ("", "")
     return [
-        MachineCondition(type="Ready", status="True" if ready else "False", reason=first[0], message=first[1]),
-        MachineCondition(type="CapacityShort", status="True" if short else "False", message="; ".join(short)),
+        MachineCondition(type="Ready", status="False" if problems else "True", reason=reason, message=message),
+        MachineCondition(
+            type="CapacityShort",
+            status="True" if short else "False",
+            reason="CapacityShort" if short else "",
+            message="; ".join(short),
+        ),
         MachineCondition(type="NodesHealthy", status="False" if away else "True", message=", ".join(away)),
     ]
