@@ -83,6 +83,7 @@ HINTS = [
     "moorage.records.history",
     "moorage.rejected.junk",
     "moorage.events.audit.x.y",
+    "moorage.events.fleet.devices.a.b",
     "moorage.events.fleet.x.a.b",
     "moorage.events.intents.x.a.b.c.d",
     "moorage.events.placement.provider.changed.x",
