@@ -236,6 +236,17 @@ async def waits_for(driver: MeshClient, name: str, kind: str) -> bool:
     }
 
 
+def concerning(kind: str, name: str) -> dict[str, Any]:
+    """Returns a document about which the controller `kind` is asked, if it is one."""
+    document = application(name)
+    if kind == "labels":
+        document["spec"]["apps"][0]["placement"] = {"allOf": [{"provider": "lab"}]}
+    elif kind == "affinity":
+        document["spec"]["apps"].append({"name": "beside", "manifests": []})
+        document["spec"]["affinity"] = [{"together": ["web", "beside"]}]
+    return document
+
+
 async def silent(driver: MeshClient) -> bool:
     return {c["state"] for c in (await driver.http("/v1/clusters"))["items"]} == {"Stale"}
 
@@ -249,7 +260,7 @@ async def test_a_worker_without_a_replica_is_suspended(mesh: Mesh, driver: MeshC
     await eventually(lambda: running(driver, len(before)), 40, "those that came before run")
     meanwhile = [f"{kind}-{i}" for i in range(CLUSTERS - len(before) + 1)]
     async with stopped(pid):
-        applying = asyncio.gather(*(driver.apply(application(name)) for name in meanwhile))
+        applying = asyncio.gather(*(driver.apply(concerning(kind, name)) for name in meanwhile))
         if kind in ("gateway", "redis"):
             # They have no part in decisions.
             await applying

@@ -342,7 +342,7 @@ class Fleet(ClusterColumns):
         self._announce(FleetChange(np.flatnonzero(self.known).astype(np.int32), reset=True))
 
     def _take_contents(self, other: Fleet) -> None:
-        self.open_pods, self.shared_slots = other.open_pods, other.shared_slots
+        self.open_pods, self.shared_slots, self.slot_users = other.open_pods, other.shared_slots, other.slot_users
         self._changed = other._changed
         self._improved_cluster = other._improved_cluster
         self.pods = other.pods
