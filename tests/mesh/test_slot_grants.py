@@ -235,7 +235,7 @@ async def test_machines_slots_and_guests_are_shown(slots: Slots, nats: NatsServe
     assert (machine.metadata["name"], machine.origin) == (f"{CLUSTER}/g", CLUSTER)
     usage = machine.status.available_machines[0].usage
     assert (usage.maximum, usage.used, usage.waiting) == (9, 0, 2)
-    assert [c.status for c in machine.status.conditions] == ["False", "True", "True"]
+    assert [c.status for c in machine.status.conditions] == ["True", "True", "True"]
     assert read(
         {
             "apiVersion": "imperator.tenzen-y.io/v1alpha1",

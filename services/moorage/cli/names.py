@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from .exit_codes import USAGE, Failure
 
-
 #: What may stand before a name, as `apply` and `get -o name` print it.
 _TYPES = ("application", "group")
 
@@ -14,8 +13,8 @@ def full_name(text: str, project: str = "") -> str:
     parts = text.split("/")
     if len(parts) in (2, 5) and parts[0] in _TYPES:
         parts = parts[1:]
-    if len(parts) == 1 and text:
-        parts = [project or "default", text, "v1", "default"]
+    if len(parts) == 1 and parts[0]:
+        parts = [project or "default", parts[0], "v1", "default"]
     if len(parts) != 4 or not all(parts):
         raise Failure(f"{text!r} is not a group name; use NAME or PROJECT/COMPOSITE-APP/VERSION/GROUP", USAGE)
     return "/".join(parts)

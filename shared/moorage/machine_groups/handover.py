@@ -42,7 +42,9 @@ class Handover:
         #: What the Machine says, and what is held: nothing of types that have no Node.
         self.declared = {name: maximum(machine, sizes, name) for name in sizes}
         placed = {name for node in machine.node_pool for name in node.machine_types}
-        self.maximum = {name: most if root_of(self.sizes, name) in placed else 0 for name, most in self.declared.items()}
+        self.maximum = {
+            name: most if root_of(self.sizes, name) in placed else 0 for name, most in self.declared.items()
+        }
         self.spans = {t.name: [Span.of(w) for w in t.windows] for t in machine.types}
 
     # --- what is there
