@@ -173,7 +173,7 @@ def greedy_inside(problem: PackingProblem, order: Sequence[int], weight: NDArray
     return packed
 
 
-def _maximal_choices(
+def maximal_choices(
     free: Vector,
     groups: Sequence[tuple[int, Vector, int]],
     width: int,
@@ -215,18 +215,23 @@ def _undominated(vectors: list[Vector], budget: Budget) -> list[Vector]:
     return kept
 
 
-class _SearchNode(NamedTuple):
+class SearchNode(NamedTuple):
     number: int
     capacity: Vector  # pods per group, each group alone
     choices: list[Vector]
 
 
-def _enumeration_size(alone: Vector) -> int:
+def enumeration_size(alone: Vector) -> int:
     """Returns an upper bound on the ways to fill a node: all groups but the most numerous vary."""
     leaves = 1
     for pods in sorted(alone)[:-1]:
         leaves *= pods + 1
     return leaves
+
+
+def search_budget(pods: int, nodes: int, steps: int) -> Budget:
+    """Returns the steps to search with: so many, or all that it takes where the search is to be complete."""
+    return Budget(1 << 62 if pods <= EXACT_PODS and nodes <= EXACT_NODES else steps)
 
 
 def _most_alone(problem: PackingProblem) -> Amounts:
@@ -245,13 +250,12 @@ def _most_alone(problem: PackingProblem) -> Amounts:
     return most
 
 
-def _search_nodes(problem: PackingProblem, most: Amounts, steps: int) -> tuple[list[_SearchNode], Budget]:
+def _search_nodes(problem: PackingProblem, most: Amounts, steps: int) -> tuple[list[SearchNode], Budget]:
     """Returns the nodes that hold any pod, those with the fewest choices first. Equal nodes share their choices. `most`: pods
     per group and node, each group alone."""
     inner = problem.inner
     numbers = np.flatnonzero(most.any(axis=0))
-    small = sum(problem.counts) <= EXACT_PODS and len(numbers) <= EXACT_NODES
-    budget = Budget(1 << 62 if small else steps)
+    budget = search_budget(sum(problem.counts), len(numbers), steps)
     needs = [tuple(int(amount) for amount in need) for need in problem.needs]
     shared: dict[tuple[Vector, Vector, object], list[Vector]] = {}
     nodes = []
@@ -261,12 +265,12 @@ def _search_nodes(problem: PackingProblem, most: Amounts, steps: int) -> tuple[l
         key = free, alone, 0 if inner is None else inner.state(int(number))
         choices = shared.get(key)
         if choices is None:
-            budget.spend(_enumeration_size(alone))  # spent before the work, so that a huge enumeration never starts
+            budget.spend(enumeration_size(alone))  # spent before the work, so that a huge enumeration never starts
             groups = [(g, needs[g], pods) for g, pods in enumerate(alone) if pods]
             groups.sort(key=lambda item: item[2])
             inside = None if inner is None else partial(inner.most, int(number))
-            choices = shared[key] = _maximal_choices(free, groups, len(alone), budget, inside)
-        nodes.append(_SearchNode(int(number), alone, choices))
+            choices = shared[key] = maximal_choices(free, groups, len(alone), budget, inside)
+        nodes.append(SearchNode(int(number), alone, choices))
     nodes.sort(key=lambda node: len(node.choices))
     return nodes, budget
 
@@ -280,6 +284,12 @@ def search(problem: PackingProblem, steps: int) -> Packed | None:
     if problem.inner is not None and problem.inner.in_common:
         return problem.inner.distribute(problem.counts, problem.free, problem.needs, most > 0)
     nodes, budget = _search_nodes(problem, most, steps)
+    return fill_nodes(nodes, total, len(problem.free), budget)
+
+
+def fill_nodes(nodes: Sequence[SearchNode], total: Vector, size: int, budget: Budget) -> Packed | None:
+    """Returns how many pods of each group go to each of `size` nodes, of which these hold any, or None as the proof that not all
+    fit. Raises BudgetExceeded."""
     required = [total]  # pods that must be placed before the remaining nodes, which hold no more than the rest
     for node in reversed(nodes):
         required.append(tuple(max(0, r - c) for r, c in zip(required[-1], node.capacity, strict=True)))
@@ -295,16 +305,14 @@ def search(problem: PackingProblem, steps: int) -> Packed | None:
                     reached[new] = state
         if total in reached:
             levels.append(reached)
-            return _backtrack(levels, nodes, total, problem)
+            return _backtrack(levels, nodes, total, size)
         levels.append({state: reached[state] for state in _undominated(list(reached), budget)})
     return None
 
 
-def _backtrack(
-    levels: list[dict[Vector, Vector]], nodes: list[_SearchNode], total: Vector, problem: PackingProblem
-) -> Packed:
+def _backtrack(levels: list[dict[Vector, Vector]], nodes: Sequence[SearchNode], total: Vector, size: int) -> Packed:
     """Returns the packing of the path from the initial state to `total`."""
-    packed = np.zeros((len(total), len(problem.free)), np.int64)
+    packed = np.zeros((len(total), size), np.int64)
     state = total
     for at in range(len(levels) - 1, 0, -1):
         before = levels[at][state]

@@ -16,10 +16,11 @@ import msgspec
 from moorage.fit import Assigned, PackingSolutions, Unassigned, assign, keeps_rules
 from moorage.fleet import Fleet
 from moorage.model.candidates import OwnClaim
-from moorage.model.shapes import on_nodes
+from moorage.model.shapes import Shape, on_nodes
 from moorage.model.slots import Slot, resized
 
 from .families import add, runs_by_node
+from .joint_takeovers import joint_limits
 from .kept_places import daemon_set_fits, kept_slots, nodes_without_slot
 from .takeovers import AttemptState, Limits, Plan, Takeover, Wanted
 
@@ -61,6 +62,8 @@ def assign_beside_own(
             limits = _fewer_takeovers(wanted) if len(wanted) > 1 else iter(())
             while isinstance(filled, Unassigned) and (limit := next(limits, None)) is not None:
                 filled = _Attempt(fleet, cid, wanted, solutions, without_surge, limits=limit).assign()
+            if isinstance(filled, Unassigned) and len(wanted) > 1:
+                filled = _assign_jointly(fleet, cid, wanted, solutions, without_surge) or filled
             return tried if isinstance(filled, Unassigned) else filled
         return tried
 
@@ -90,6 +93,26 @@ def _assign_new(
     if isinstance(found, Unassigned):
         return found
     return [Placed(slots, met=met) for slots, met in zip(found.slots, found.met, strict=True)]
+
+
+def _assign_jointly(
+    fleet: Fleet,
+    cid: int,
+    wanted: Sequence[Wanted],
+    solutions: PackingSolutions | None,
+    without_surge: set[int],
+) -> list[Placed] | None:
+    """Assigns all pods by a search for the older slots that they take over, with optional needs only where these fit, too."""
+    limits = _Attempt(fleet, cid, wanted, solutions, without_surge, mandatory=True).limits_that_fit()
+    if limits is None:
+        return None
+    for mandatory in (False, True):
+        found = _Attempt(
+            fleet, cid, wanted, solutions, without_surge, fill=True, mandatory=mandatory, limits=limits
+        ).assign()
+        if not isinstance(found, Unassigned):
+            return found
+    return None
 
 
 def _fewer_takeovers(wanted: Sequence[Wanted]) -> Iterator[Limits]:
@@ -159,6 +182,27 @@ class _Attempt(AttemptState):
                     placed[number].surge_left_out = one.shape.surge
         return self._with_rules(placed)
 
+    def limits_that_fit(self) -> Limits | None:
+        """Returns how many older slots each object takes over on each node such that all pods fit; None where no such way was
+        found."""
+        updates: dict[int, tuple[Takeover, int]] = {}
+        others: list[Shape] = []
+        for number, one in enumerate(self.wanted):
+            if one.is_update and not one.shape.per_node:
+                takeover = Takeover(self, number, self._surge(number))
+                updates[number] = takeover, takeover.keep()
+                continue
+            plan = self._plan(number)
+            if isinstance(plan, Unassigned):
+                return None
+            if plan.shape is not None:
+                others.append(plan.shape)
+        return joint_limits(self, updates, others)
+
+    def _surge(self, number: int) -> int:
+        one = self.wanted[number]
+        return one.shape.surge if one.is_update and number not in self.without_surge else 0
+
     @property
     def has_rules(self) -> bool:
         return any(one.shape.rules for one in self.wanted)
@@ -221,7 +265,7 @@ class _Attempt(AttemptState):
         if not one.own:
             return Plan([], False, shape)
         mine, update = one.mine, one.is_update
-        surge = shape.surge if update and number not in self.without_surge else 0
+        surge = self._surge(number)
         if update and self.anew and not shape.per_node:
             return Plan([], False, msgspec.structs.replace(shape, count=shape.count + surge))
         if shape.per_node:

@@ -23,7 +23,18 @@ from moorage.model.shapes import Requirement, Shape
 from moorage.model.slots import Slot, part_and_class, resized, taken_by, with_parts
 from moorage.parts.pod_request import granted_groups
 
-from .families import CountedClaim, FamilyNodes, NodeAmounts, Run, add, at_least, beyond, reserved, runs_by_node
+from .families import (
+    Amounts,
+    CountedClaim,
+    FamilyNodes,
+    NodeAmounts,
+    Run,
+    add,
+    at_least,
+    beyond,
+    reserved,
+    runs_by_node,
+)
 from .kept_places import may_start, with_counts
 from .room import free_of
 
@@ -64,7 +75,7 @@ class Plan:
 class AttemptState:
     """Holds what one try to assign all pods goes by. `without_surge`: numbers of objects that go without. `fill`: as many new
     slots as fit go where the object is already, which matters where it has more pods there than slots. `anew`: new slots take
-    over no older ones."""
+    over no older ones. `mandatory`: pods of updates get no optional needs but those that kept slots have."""
 
     fleet: Fleet
     cid: int
@@ -73,6 +84,7 @@ class AttemptState:
     without_surge: set[int] = field(default_factory=set)
     fill: bool = False
     anew: bool = False
+    mandatory: bool = False
     limits: Limits = field(default_factory=dict)
     taken: NodeAmounts = field(default_factory=dict)  # beyond what the claims of the group take already
 
@@ -93,6 +105,9 @@ class Takeover:
         self.now = FamilyNodes([counted(claim) for claim in one.own])
         self.older = FamilyNodes([counted(claim) for claim in one.own if claim.id != one.claim])
         self.mine = one.mine
+        self._live: dict[str, int] = {}  # pods by node
+        for claim in self.now.claims:
+            add(self._live, claim.live)
         self._now: dict[str, dict[str, int]] = {}  # by node, what the slots take
         self._with_pods: dict[str, dict[str, int]] = {}  # and what they take with their pods
 
@@ -135,7 +150,7 @@ class Takeover:
         if self.kept:
             yield granted
             return
-        if wishes:
+        if wishes and not self.attempt.mandatory:
             yield list(range(len(wishes)))
             if 0 < len(granted) < len(wishes):
                 yield granted
@@ -173,6 +188,32 @@ class Takeover:
                     runs.setdefault(slot.node, []).append((taken_by(slot), pods))
         self.kept = with_counts(slots, kept)
         return count
+
+    def keep(self) -> int:
+        """Keeps and takes the slots that the claim has already. Returns how many pods still need one."""
+        missing = self._keep(self.shape.count + self.surge)
+        self._take(self.kept)
+        return missing
+
+    def costs(self, missing: int) -> tuple[Shape, dict[str, list[Amounts]]]:
+        """Returns the shape of the pods that still need a slot, and by node where the object is already what one, two and more of
+        them take there beside the slots that are kept, as far as they fit."""
+        granted = next(self._grants())
+        resources = pod_requests(self.shape, granted)
+        kept = runs_by_node(self.kept)
+        found: dict[str, list[Amounts]] = {}
+        for node, row, may in self._own_nodes(granted):
+            runs = kept.get(node, [])
+            now = self._extra(node, runs) if runs else {}
+            costs: list[Amounts] = []
+            while may and len(costs) < missing:
+                extra = self._extra(node, [*runs, (resources, len(costs) + 1)])
+                cost = {name: amount - now.get(name, 0) for name, amount in extra.items()}
+                if not self._fits(row, node, cost, resources):
+                    break
+                costs.append(cost)
+            found[node] = costs
+        return self._shape_with(granted, missing), found
 
     def plan(self) -> Plan:
         """Returns the slots that are kept or take over older ones, and the shape of the pods that remain."""
@@ -216,24 +257,27 @@ class Takeover:
             able = able if labelled is None else able & labelled
         return able
 
-    def _take_over(self, missing: int, granted: Sequence[int]) -> list[Slot]:
-        """Returns new slots in the places of older ones or of pods, first where pods of the object run."""
+    def _own_nodes(self, granted: Sequence[int]) -> list[tuple[str, int, bool]]:
+        """Returns the nodes with older slots or pods of the object, first those where pods run, and whether new slots may be
+        there."""
         fleet, cid = self.attempt.fleet, self.attempt.cid
-        resources = pod_requests(self.shape, granted)
-        live: dict[str, int] = {}
-        for claim in self.now.claims:
-            add(live, claim.live)
-        kept = runs_by_node(self.kept)
-        slots: list[Slot] = []
-        own = self.older.nodes() | live.keys()
+        own = self.older.nodes() | self._live.keys()
         nodes = [(node, row) for node in own if (row := fleet.row_of(cid, node)) is not None]
-        nodes.sort(key=lambda item: (item[0] not in live, item[0]))
+        nodes.sort(key=lambda item: (item[0] not in self._live, item[0]))
         where = np.array([row for _, row in nodes], np.intp)
         able = eligible(fleet, self.shape, where) if nodes else np.empty(0, np.bool_)
         able = able & self._labelled(where, granted)
-        for (node, row), may in zip(nodes, able.tolist(), strict=True):
+        return [(node, row, may) for (node, row), may in zip(nodes, able.tolist(), strict=True)]
+
+    def _take_over(self, missing: int, granted: Sequence[int]) -> list[Slot]:
+        """Returns new slots in the places of older ones or of pods, first where pods of the object run."""
+        fleet = self.attempt.fleet
+        resources = pod_requests(self.shape, granted)
+        kept = runs_by_node(self.kept)
+        slots: list[Slot] = []
+        for node, row, may in self._own_nodes(granted):
             runs = kept.get(node, [])
-            places = max(self.older.places(node), live.get(node, 0)) - sum(count for _, count in runs)
+            places = max(self.older.places(node), self._live.get(node, 0)) - sum(count for _, count in runs)
             limit = self.attempt.limits.get((self.number, node), missing)
             most = min(missing, limit, missing if self.attempt.fill else places) if may else 0
             slot = Slot(node=node, host=other_host(fleet, row), resources=dict(resources))
