@@ -17,9 +17,10 @@ from moorage.model.controllers import Controller
 from moorage.model.desired_state import ActionAnswer, ActionAsk, Contribution, DesiredRecord, Pins
 from moorage.model.shapes import Shape, ShapedApp
 from moorage.model.slots import DeviceGrant
+from moorage.patcher.core.cluster_apps import ClusterApps
 from moorage.patcher.core.contribution_checks import disagreements, unusable
 from moorage.patcher.core.contributions import MAX_BYTES, combine, read_answer
-from moorage.patcher.core.desired_state import apps_on, confined_pods, held_pods, nodes_of, parts_of, pins_of
+from moorage.patcher.core.desired_state import confined_pods, held_pods, nodes_of, parts_of, pins_of
 from moorage.patcher.core.final_objects import (
     DECISION_ANNOTATION,
     FinalObjects,
@@ -398,7 +399,7 @@ def test_pins_are_told_with_older_claims_and_slots_for_a_surge_beside_these() ->
         return Commit(id=ident, entries=[Decision(id=ident, group="g/g/v1/d", revision=1, claims=[of])])
 
     def pins() -> Pins:
-        (app,) = apps_on(ledger, "lab/a")
+        (app,) = ClusterApps(ledger).on("lab/a")
         assert app.pinned
         return pins_of(ledger, app.families)
 

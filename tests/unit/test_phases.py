@@ -14,7 +14,7 @@ from moorage.model.phases import phase
 from moorage.model.reasons import Reason
 from moorage.model.status import AppStatus, Confirm, GroupStatus, ObjectStatus
 from moorage.patcher.core.claim_removal import may_remove, removed_claims
-from moorage.patcher.core.desired_state import apps_on
+from moorage.patcher.core.cluster_apps import ClusterApps
 from moorage.patcher.core.group_status import GroupHead, apply_failures, conclude, learn
 
 READY: Any = "Ready"
@@ -110,7 +110,8 @@ def test_a_move_from_one_cluster_to_another() -> None:
     ledger.fold(2, Commit(id="2", entries=[decision("d2", 1, y="two")]))
     assert conclude("g", head, ledger, desired, second, confirmed).phase == "Placed", "nothing was handed out yet"
     assert removed_claims(ledger, "g", desired, confirmed) == []
-    assert [bool(a.claims) for a in apps_on(ledger, "one") + apps_on(ledger, "two")] == [False, True]
+    apps = ClusterApps(ledger)
+    assert [bool(a.claims) for a in apps.on("one") + apps.on("two")] == [False, True]
     desired = DesiredRecord(group="g", revision=1, decision="d2", version=2)
     third = conclude("g", head, ledger, desired, second, confirmed)
     assert (third.phase, third.reached) == ("Deploying", False)

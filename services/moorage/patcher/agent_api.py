@@ -19,9 +19,8 @@ from moorage.model.status import Confirm
 from moorage.telemetry import tracing
 
 from .core.claim_removal import may_remove
-from .core.desired_state import (  # fmt: skip
-    AppOnCluster,
-    apps_on,
+from .core.cluster_apps import AppOnCluster, ClusterApps
+from .core.desired_state import (
     claims_of,
     encode_app,
     encode_confirm_again,
@@ -60,6 +59,9 @@ class AgentApi:
     ) -> None:
         self._bus, self._groups, self._follower = bus, groups, follower
         self._generation, self._era, self._is_certain = generation, era, is_certain
+        self._apps = ClusterApps(follower.ledger)
+        follower.on_fold.append(lambda _commit, changes: self._apps.folded(changes))
+        follower.on_reload.append(self._apps.reload)
         self._replies = LruDict[tuple[str, bytes], list[bytes]](_KEPT_REPLIES)
         self._empty = reply_parts([], generation)[0]
         self._final = LruDict[tuple[str, str], tuple[DesiredRecord, FinalObjects]](_KEPT_APPS)
@@ -90,13 +92,14 @@ class AgentApi:
 
     async def _changed_apps(self, cluster: str, ask: DesiredAsk) -> list[bytes]:
         have = ask.have
-        on_cluster = apps_on(self._ledger, cluster)
+        on_cluster = self._apps.on(cluster)
         changed: list[bytes] = []
         if self._era:
             changed += self._unknown_apps(have, {f"{app.group} {app.app}" for app in on_cluster})
         for app in on_cluster:
             name = f"{app.group} {app.app}"
-            encoded = await self._changed_app(app, cluster, have.get(name, 0), self._changed_pins(app, ask))
+            pins = self._changed_pins(app, ask.pins.get(name, ""))
+            encoded = await self._changed_app(app, cluster, have.get(name, 0), pins)
             if encoded is not None:
                 changed.append(encoded)
         return changed
@@ -108,10 +111,9 @@ class AgentApi:
             if version < self._era and name not in known and self._may_remove(group, app):
                 yield encode_removal(group, app, self._era)
 
-    def _changed_pins(self, app: AppOnCluster, ask: DesiredAsk) -> Pins | None:
-        """Returns the app's pins if the agent has others. Once an agent has any it is told of changes even where pods are not
-        pinned any more: some may still wait at their gates."""
-        has = ask.pins.get(f"{app.group} {app.app}", "")
+    def _changed_pins(self, app: AppOnCluster, has: str) -> Pins | None:
+        """Returns the app's pins if the agent has others. Once an agent has any, whose tag is `has`, it is told of changes even where
+        pods are not pinned any more: some may still wait at their gates."""
         if not (app.pinned or has):
             return None
         pins = pins_of(self._ledger, app.families)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -25,40 +24,13 @@ from moorage.parsing.redaction import redact
 from moorage.podspec import diff, has_gate
 from moorage.podspec.slot_views import readable_parts
 
+from .cluster_apps import AppOnCluster
 from .device_pins import class_needs
 from .final_objects import FinalObjects, is_confined, parts_annotation, preferred_nodes, required_nodes
 
 #: Replies to agents are split into parts below this size; an app alone may be larger.
 PART_BYTES = 400_000
 _encode = msgspec.json.Encoder().encode
-
-
-class AppOnCluster(NamedTuple):
-    """One app of a group on one cluster. `claims` are those of the standing decision; without any, the app must go. `families`:
-    its objects, if pods of it are pinned to slots."""
-
-    group: str
-    app: str
-    claims: list[Claim]
-    families: Sequence[Family] = ()
-    pinned: bool = False
-
-
-def apps_on(ledger: Ledger, cluster: str) -> list[AppOnCluster]:
-    """Lists the apps with active claims on a cluster, in a fixed order."""
-    claims: dict[tuple[str, str], list[Claim]] = {}
-    families: dict[tuple[str, str], dict[Family, None]] = {}
-    pinned: set[tuple[str, str]] = set()
-    for ident in sorted(ledger.by_cluster.get(cluster, ())):
-        active = ledger.claims[ident]
-        key = active.group, active.claim.app
-        standing = claims.setdefault(key, [])
-        if not active.withdrawn:
-            standing.append(active.claim)
-        families.setdefault(key, {})[active.family] = None
-        if active.claim.pinned:
-            pinned.add(key)
-    return [AppOnCluster(*key, standing, [*families[key]], key in pinned) for key, standing in sorted(claims.items())]
 
 
 def claims_of(ledger: Ledger, group: str) -> Iterable[ActiveClaim]:
