@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Iterable
 
 import nats.errors
 
@@ -12,7 +13,6 @@ from moorage.ledger import Changes, LedgerFollower
 from moorage.model.claims import Commit
 
 from .core.claim_removal import abandoned_claims, removed_claims
-from .core.desired_state import claims_of
 from .group_queue import GroupQueue
 
 #: Seconds between two messages about the same claims.
@@ -24,7 +24,8 @@ class Removals:
 
     def __init__(self, bus: Bus, groups: GroupQueue, follower: LedgerFollower) -> None:
         self._bus, self._groups, self._follower = bus, groups, follower
-        self._removing: dict[str, None] = {}
+        self._removing: dict[str, set[str]] = {}  # group → its claims that are withdrawn and not released
+        self._group_of: dict[str, str] = {}  # claim among these → its group
         follower.on_fold.append(self._learn_commit)
         follower.on_reload.append(lambda _ledger: self._load())
         self._load()
@@ -33,18 +34,27 @@ class Removals:
         return group in self._removing
 
     def _load(self) -> None:
-        claims = self._follower.ledger.claims.values()
-        self._removing = {active.group: None for active in claims if active.withdrawn}
+        claims = self._follower.ledger.claims
+        self._removing.clear()
+        self._group_of.clear()
+        self._note(ident for ident, active in claims.items() if active.withdrawn)
 
     def _learn_commit(self, _commit: Commit, changes: Changes) -> None:
-        ledger = self._follower.ledger
-        for ident in changes.withdrawn - changes.released:
-            self._removing[ledger.claims[ident].group] = None
-        if changes.released:
-            for group in list(self._removing):
-                if not any(active.withdrawn for active in claims_of(ledger, group)):
-                    del self._removing[group]
-                    self._groups.mark(group)
+        self._note(changes.withdrawn - changes.released)
+        claims = self._follower.ledger.claims
+        for ident in changes.claims & self._group_of.keys():
+            if (active := claims.get(ident)) is not None and active.withdrawn:
+                continue
+            group = self._group_of.pop(ident)
+            self._removing[group].discard(ident)
+            if not self._removing[group]:
+                del self._removing[group]
+                self._groups.mark(group)
+
+    def _note(self, idents: Iterable[str]) -> None:
+        for ident in idents:
+            group = self._group_of[ident] = self._follower.ledger.claims[ident].group
+            self._removing.setdefault(group, set()).add(ident)
 
     async def run(self) -> None:
         while True:
