@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import pytest
 
@@ -90,7 +91,14 @@ class World:
 def test_it_lists_what_a_walk_over_all_claims_lists_after_each_commit(seed: int) -> None:
     world = World(seed)
     apps = ClusterApps(world.ledger)
-    kinds = [world.decision, world.decision, world.settlement, world.withdrawal, world.release, world.release]
+    kinds: list[Callable[[], Entry]] = [
+        world.decision,
+        world.decision,
+        world.settlement,
+        world.withdrawal,
+        world.release,
+        world.release,
+    ]
     for seq in range(1, 81):
         entries: list[Entry] = [make() for make in world.random.sample(kinds, world.random.choice((1, 1, 2)))]
         apps.folded(world.ledger.fold(seq, Commit(id=str(seq), entries=entries)))

@@ -13,7 +13,7 @@ from tests.unit.reported_cluster import LAB, ReportedCluster
 from moorage.fit import Unassigned
 from moorage.ledger import Wanted, assign_beside_own
 from moorage.merger.core.settle import settle
-from moorage.merger.core.settlement_draft import Draft
+from moorage.merger.core.settlement_draft import Draft, Surroundings
 from moorage.model.part_reports import ZoneReport
 from moorage.model.part_requests import OneZone
 from moorage.model.reports import NodeReport, PodReport, Report
@@ -143,6 +143,8 @@ class World(ReportedCluster):
             if not self.capacity.may_be_unsettled(LAB):
                 return
             found = settle(Draft(0, self.ledger, self.fleet))
+            objects = self.capacity.to_settle(LAB, whole=False)
+            assert found == settle(Draft(0, self.ledger, self.fleet, Surroundings(objects=objects)))
             if found.entry is None:
                 return
             self.fold(found.entry)

@@ -10,7 +10,7 @@ from moorage.fleet import FleetWriter
 from moorage.ledger import Capacity, Ledger
 from moorage.ledger.part_moves import follow_parts, parts_moved, same_slots
 from moorage.merger.core.settle import is_unsettled, settle
-from moorage.merger.core.settlement_draft import Draft
+from moorage.merger.core.settlement_draft import Draft, Surroundings
 from moorage.model.claims import Claim, Commit, Decision, Entry, IntentRef
 from moorage.model.slots import DeviceGrant, PartAmounts, PodPlace, Slot, with_parts
 from moorage_testkit.fleets import node, provider, two_zones, writer_of
@@ -107,7 +107,8 @@ class World:
         return self.writer.fleet.parts_taken(row)
 
     def settle(self) -> bool:
-        draft = Draft(0, self.ledger, self.writer.fleet)
+        objects = self.capacity.to_settle("lab/one", whole=False)
+        draft = Draft(0, self.ledger, self.writer.fleet, Surroundings(objects=objects))
         assert is_unsettled(draft) == self.capacity.may_be_unsettled("lab/one")
         found = settle(draft)
         if found.entry is not None:

@@ -76,6 +76,8 @@ class World:
         held, progress = self.capacity.held_on(CLUSTER), Progress(reached=ran, ran=ran, restorable=False)
         around = Surroundings(self.documents, held, frozenset((lost,)), lambda _group: progress)
         entry = settle(Draft(0, self.ledger, self.writer.fleet, around)).entry
+        fewer = around._replace(objects=self.capacity.to_settle(CLUSTER, whole=True))
+        assert entry == settle(Draft(0, self.ledger, self.writer.fleet, fewer)).entry
         return entry if entry is not None else Settlement(cluster=CLUSTER, epoch="", slots={})
 
     def pods(self, settled: Settlement) -> dict[str, Counter[str]]:

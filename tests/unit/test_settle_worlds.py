@@ -19,7 +19,7 @@ from moorage.ledger import Capacity, Ledger
 from moorage.merger.core.open_places import is_per_node
 from moorage.merger.core.propose import NameOrder, propose
 from moorage.merger.core.responses import Replies, gather
-from moorage.merger.core.settle import Settled, is_unsettled, settle
+from moorage.merger.core.settle import Settled, groups_to_settle, is_unsettled, settle
 from moorage.merger.core.settlement_draft import Draft, Progress, Surroundings
 from moorage.merger.decider import settled
 from moorage.model.claims import Claim, Commit, Decision, Entry, Release, Settlement, Withdrawal
@@ -341,7 +341,15 @@ class World:
             for g, d in ledger.standing.items()
         }
         lost = frozenset(self.lost[cluster])
-        found = settle(Draft(cid, ledger, fleet, Surroundings(documents, held, lost, progress=progress.get)))
+        around = Surroundings(documents, held, lost, progress=progress.get)
+        found, whole = settle(Draft(cid, ledger, fleet, around)), Draft(cid, ledger, fleet, around)
+        in_motion, objects = (merger.capacity.to_settle(cluster, whole=all_ or bool(lost)) for all_ in (True, False))
+        needed = {group: documents[group] for group in groups_to_settle(whole) if group in documents}
+        for fewer in (in_motion, objects):
+            few = around._replace(documents=needed, objects=fewer)
+            assert is_unsettled(Draft(cid, ledger, fleet, few)) == is_unsettled(whole)
+            assert settle(Draft(cid, ledger, fleet, few)) == found, "nothing else has to be read"
+        self.counts["few read"] += objects != in_motion
         if found.entry is not None:
             assert self.wide or is_unsettled(Draft(cid, ledger, fleet))
             # A DaemonSet's new node is noticed by the change of the set of nodes.

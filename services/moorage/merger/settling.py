@@ -211,15 +211,16 @@ class Settling:
         # The next change of these rows lets this merger look again.
         if decider.ledger.settled_from_newer_rows(cluster, str(decider.fleet.epoch)):
             return
-        draft = self._draft(cluster, {}, {})
-        if draft is None or (cluster not in self._forced and not is_unsettled(draft)):
+        forced = cluster in self._forced
+        draft = self._draft(cluster, {}, {}, whole=forced)
+        if draft is None or not (forced or is_unsettled(draft)):
             return
         self._forced.discard(cluster)
         documents: dict[str, Revision] = {}
         progress: Mapping[str, Progress] = {}
         if groups := groups_to_settle(draft):
             documents = await self._documents_of(groups)
-            found = self._compute(cluster, documents, progress)
+            found = self._compute(cluster, documents, progress, whole=forced)
         else:
             found = settle(draft)
         self._devices.noted(cluster)
@@ -228,11 +229,11 @@ class Settling:
         if set(_that_leave(found.displaced)) - known:
             groups = {decider.ledger.claims[ident].group for ident in decider.ledger.by_cluster.get(cluster, ())}
             progress = await self._progress_of(groups - known)
-            found = self._compute(cluster, documents, progress)
+            found = self._compute(cluster, documents, progress, whole=forced)
         if found.entry is None:
             return
         reached("merger.settling")
-        guard = self._guard(found.entry, documents, progress)
+        guard = self._guard(found.entry, documents, progress, whole=forced)
         new = [group for group in _that_leave(found.displaced) if group not in known and group in documents]
         ended = {group for group in new if self._ends(group, found.entry)}
         moved = moves(decider.ledger, found.entry, self._devices.on(cluster))
@@ -258,28 +259,36 @@ class Settling:
         standing = self._decider.ledger.standing.get(group)
         return standing is not None and standing.id in entry.ended
 
-    def _compute(self, cluster: str, documents: Mapping[str, Revision], progress: Mapping[str, Progress]) -> Settled:
+    def _compute(
+        self, cluster: str, documents: Mapping[str, Revision], progress: Mapping[str, Progress], *, whole: bool
+    ) -> Settled:
         """Computes the settlement at this moment."""
-        draft = self._draft(cluster, documents, progress)
+        draft = self._draft(cluster, documents, progress, whole=whole)
         return Settled(None) if draft is None else settle(draft)
 
-    def _draft(self, cluster: str, documents: Mapping[str, Revision], progress: Mapping[str, Progress]) -> Draft | None:
-        """Reads the cluster as it is at this moment. None: it is not usable."""
+    def _draft(
+        self, cluster: str, documents: Mapping[str, Revision], progress: Mapping[str, Progress], *, whole: bool
+    ) -> Draft | None:
+        """Reads what may have to be settled of the cluster at this moment, or the `whole` of it. None: it is not usable."""
         decider = self._decider
         cid = decider.fleet.ids.get(cluster)
         if cid is None or not decider.fleet.usable_clusters[cid]:
             return None
         held, lost = decider.capacity.held_on(cluster), self._lost.on(cluster)
         documents = {group: bound(document, decider.catalog) for group, document in documents.items()}
-        around = Surroundings(documents, held, lost, progress.get, self._devices.on(cluster))
+        whole = whole or bool(lost) or self._devices.matters(cluster)
+        objects = decider.capacity.to_settle(cluster, whole=whole)
+        around = Surroundings(documents, held, lost, progress.get, self._devices.on(cluster), objects)
         return Draft(cid, decider.ledger, decider.fleet, around)
 
-    def _guard(self, entry: Settlement, documents: Mapping[str, Revision], progress: Mapping[str, Progress]) -> Guard:
+    def _guard(
+        self, entry: Settlement, documents: Mapping[str, Revision], progress: Mapping[str, Progress], *, whole: bool
+    ) -> Guard:
         """Lets the settlement pass only if it is what the newest state asks for."""
         standing = {group: self._decider.ledger.standing.get(group) for group in progress}
 
         def guard(ledger: Ledger) -> Dropped | None:
-            again = self._compute(entry.cluster, documents, progress).entry
+            again = self._compute(entry.cluster, documents, progress, whole=whole).entry
             same = again is not None and msgspec.structs.replace(again, epoch=entry.epoch) == entry
             # The document and the progress of a group were read for the decision that stood then.
             if same and all(_ident(ledger.standing.get(g)) == _ident(d) for g, d in standing.items()):

@@ -12,7 +12,7 @@ from moorage.fit.inner_rows import holds_open_pods
 from moorage.fit.static_inside import StaticInside
 from moorage.fleet import Fleet, FleetChange
 from moorage.model.claims import Allocation, Claim, Decision, SlotGrants, SlotReservations
-from moorage.model.machine_slots import ReservedSlots, reservation_claim
+from moorage.model.machine_slots import ReservedSlots, machine_of, reservation_claim
 from moorage.model.slots import part_and_class
 
 from .families import (
@@ -27,7 +27,7 @@ from .families import (
     open_room,
     strays_have_open_slots,
 )
-from .ledger import Changes, Ledger
+from .ledger import ActiveClaim, Changes, Ledger
 from .machine_room import add_slot, granted_room, loses_taken, reserved_room
 from .open_pods import OpenPods
 from .part_moves import parts_moved
@@ -70,6 +70,7 @@ class Capacity:
         self._totals: dict[str, NodeAmounts] = {}  # by cluster
         self._absent: dict[str, set[str]] = {}  # cluster → nodes with totals that are not there
         self._strayed: dict[str, set[Family]] = {}  # cluster → objects with both a stray pod and an open slot
+        self._in_motion: dict[str, set[Family]] = {}  # cluster → objects that are not at rest
         self._open_pods = OpenPods()
         # Nodes whose totals changed since the last flush, with the amounts of that flush. None: the fleet's row is new.
         self._dirty: dict[str, dict[str, Amounts | None]] = {}
@@ -107,6 +108,9 @@ class Capacity:
                 self._families[family] = flight.pop(family)  # its room is taken already
         for family in changed:
             self._recount(family)
+        for ident in changes.withdrawn:  # they take as much as before, but are on their way out
+            if (active := self.ledger.claims.get(ident)) is not None:
+                self._mark_motion(active.family, covered=False)
         for flight in flights:
             self._return(flight)
         for ident in changes.released:
@@ -248,10 +252,34 @@ class Capacity:
         """Returns the nodes of the cluster of which open slots or decisions in flight take something."""
         return self._totals.get(cluster, {}).keys()
 
+    def in_motion(self, cluster: str) -> Collection[Family]:
+        """Returns the objects there that are not at rest: all but those with one claim that stays, each slot of which has its pod.
+        Settling changes nothing about an object at rest. DaemonSets never are, as their slots follow the nodes."""
+        return self._in_motion.get(cluster, ())
+
+    def to_settle(self, cluster: str, *, whole: bool) -> Collection[Family]:
+        """Returns the objects that settling the cluster has to read. Where no node lacks room slots only follow stray pods, which
+        concerns the objects of these; else, and if the `whole` cluster is to be looked at, other open slots may have to move."""
+        names = {name for amounts in self._totals.get(cluster, {}).values() for name in amounts}
+        in_motion = self.in_motion(cluster)
+        if (
+            whole
+            or any(part_and_class(name) is not None or machine_of(name) is not None for name in names)
+            or any(family.object.startswith("DaemonSet/") for family in in_motion)
+            or self.ledger.displaced_on(cluster)
+            or self._may_lack_room(cluster)
+        ):
+            return in_motion
+        return self._strayed.get(cluster, ())
+
     def may_be_unsettled(self, cluster: str) -> bool:
-        """Returns whether an object there has both a stray pod and an open slot, or a pod other parts than its slot, or a node with open slots is gone or has less
-        room than these need. It is quick, so that it can be asked after each change."""
-        if cluster in self._strayed or cluster in self._absent:
+        """Returns whether an object there has both a stray pod and an open slot, or a pod other parts than its slot, or a node with
+        open slots is gone or has less room than these need. It is quick, so that it can be asked after each change."""
+        return cluster in self._strayed or self._may_lack_room(cluster)
+
+    def _may_lack_room(self, cluster: str) -> bool:
+        """Returns whether a node with open slots is gone, refuses pods, or has less room than these need."""
+        if cluster in self._absent:
             return True
         totals, cid = self._totals.get(cluster), self.fleet.ids.get(cluster)
         if not totals or cid is None:
@@ -315,6 +343,21 @@ class Capacity:
             if not families:
                 del self._strayed[family.cluster]
 
+    def _mark_motion(self, family: Family, *, covered: bool) -> None:
+        idents = self.ledger.families.get(family, ())
+        if idents and not (covered and self._stays(family, self.ledger.claims[idents[0]])):
+            self._in_motion.setdefault(family.cluster, set()).add(family)
+        elif (families := self._in_motion.get(family.cluster)) is not None:
+            families.discard(family)
+            if not families:
+                del self._in_motion[family.cluster]
+
+    @staticmethod
+    def _stays(family: Family, active: ActiveClaim) -> bool:
+        """Returns whether nothing is expected to change about an object's only claim once each of its slots has a pod."""
+        surge = any(slot.surge for slot in active.claim.slots)
+        return not (active.withdrawn or active.claim.vacated or surge or family.object.startswith("DaemonSet/"))
+
     def _excess(self, family: Family, claim: Claim) -> NodeAmounts:
         """Returns what the object's claims take more once the claim is the newest of them."""
         others = [other for other in self.ledger.family_of(family) if other.id != claim.id]
@@ -324,7 +367,9 @@ class Capacity:
         before = self._families.pop(family, {})
         after: NodeAmounts = {}
         counted = self._counted(self.ledger.family_of(family), family.cluster)
-        if is_fully_covered(counted):
+        covered = is_fully_covered(counted)
+        self._mark_motion(family, covered=covered)
+        if covered:
             counted, self._families[family] = [], after
         self._mark_strays(family, counted)
         self._open_pods.recount(family, counted)

@@ -56,8 +56,12 @@ def has_failures(draft: Draft) -> bool:
 
 
 def groups_to_settle(draft: Draft) -> set[str]:
-    """Returns the groups with claims on the cluster whose documents `settle` needs."""
-    groups = {place.group for place in draft.movable()}
+    """Returns the groups with claims on the cluster whose documents `settle` needs. Slots that only follow their pods need none,
+    but for the classes of their devices."""
+    assigns = draft.parts_moved or bool(draft.bad_nodes())
+    groups = {
+        place.group for place in draft.movable() if assigns or any(slot.devices for slot in place.members.values())
+    }
     if has_failures(draft):
         groups |= {active.group for active in draft.active.values() if not active.withdrawn}
     return groups | {

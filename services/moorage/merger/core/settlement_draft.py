@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
@@ -45,13 +45,14 @@ ProgressOf = Callable[[str], Progress | None]
 
 class Surroundings(NamedTuple):
     """The inputs of settling a cluster beside ledger and rows. `held`: what decisions in flight take. `lost`: nodes that
-    were unusable for so long that nothing is expected of them."""
+    were unusable for so long that nothing is expected of them. `objects`: those that have to be read; None: all."""
 
     documents: Documents = {}
     held: NodeAmounts = {}
     lost: AbstractSet[str] = frozenset()
     progress: ProgressOf = lambda _group: None
     failures: Failures = Failures()
+    objects: Collection[Family] | None = None
 
 
 class Draft:
@@ -74,8 +75,8 @@ class Draft:
         self._failures: dict[str, ClaimFailures] = {}
         self.movers: list[Mover] = []
         self.waiting: dict[str, list[Slot]] = {}  # of DaemonSets, on failed devices of nodes without others
-        idents = sorted(ledger.by_cluster.get(self.cluster, ()))
-        self.active: dict[str, ActiveClaim] = {ident: ledger.claims[ident] for ident in idents}
+        # What stays as it is, which is most of it, is not read.
+        self.active: dict[str, ActiveClaim] = {ident: ledger.claims[ident] for ident in sorted(self._idents())}
         for family in dict.fromkeys(active.family for active in self.active.values()):
             self._read_family(family)
         for ident, active in self.active.items():
@@ -84,6 +85,18 @@ class Draft:
         per_node = {a.family for a in self.active.values() if is_per_node(a.claim) and not a.withdrawn}
         self.has_daemon_sets = any(p.family in per_node for p in self.places) or not per_node.isdisjoint(self.strays)
         self.room = self._read_room()
+
+    def _idents(self) -> AbstractSet[str]:
+        """Returns the claims on the cluster that may change: of each group with an object to read all, as its decision may end.
+        Failed devices, and nodes that refuse pods, concern objects at rest, too."""
+        ledger, here = self.ledger, self.ledger.by_cluster.get(self.cluster, set())
+        if self.around.objects is None or self.around.failures.failed:
+            return here
+        refused = here & self.fleet.pods.refused_of(self.cid).keys()
+        families = {*self.around.objects, *(ledger.claims[ident].family for ident in refused)}
+        groups = {ledger.claims[ident].group for family in families for ident in ledger.families.get(family, ())}
+        found = {ident for group in groups for ident in here & ledger.by_group[group]}
+        return found.union(*(ledger.families[ledger.claims[ident].family] for ident in found))
 
     def _read_family(self, family: Family) -> None:
         """Reads which places of an object pods cover. A pod of any of its claims covers a place."""
@@ -419,10 +432,13 @@ class Draft:
     def changed_slots(self) -> dict[str, list[Slot]]:
         """Returns the slots of the claims that change."""
         result: dict[str, list[Slot]] = {}
+        expected: dict[str, list[Slot]] = {}
+        for place in self.places:
+            for ident in place.members if not place.dropped else ():
+                expected.setdefault(ident, []).append(place.slot(ident))
         for ident, active in self.active.items():
             before = active.claim.slots
-            slots = [*self.covered[ident]]
-            slots += [place.slot(ident) for place in self.places if ident in place.members and not place.dropped]
+            slots = [*self.covered[ident], *expected.get(ident, ())]
             if slots != before and not same_slots(slots, before):
                 result[ident] = merged_slots(slots)
         return result
