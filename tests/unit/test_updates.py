@@ -361,7 +361,7 @@ def test_an_update_is_proposed_if_and_only_if_it_fits(seed: int) -> None:
     assert placed
 
 
-# In the world of the last seed the only way to fit is one of many.
+# In the world of the last seed pods of two claims outnumber the slots on a node.
 @pytest.mark.parametrize("seed", [*seeds(40, 1000), 91076])
 def test_updates_of_several_objects_are_proposed_if_and_only_if_they_fit_together(seed: int) -> None:
     rng = random.Random(seed)
@@ -407,6 +407,19 @@ def update_together(
                 return
             site.commit(found)
         shuffle(site, rng)
+
+
+def test_an_object_with_more_pods_than_slots_on_a_node_leaves_it_to_others() -> None:
+    """Its new slots fit in the places of these pods, but then another object fits nowhere."""
+    site = Site({"lab/one": [node(cpu="3"), node(cpu="6", labels={"zone": "b"})]})
+    zone = Requirement(key="zone", operator="In", values=("b",))
+    site.run(site.decide(1, web(1, 1, terms=[[zone]])))
+    second = site.decide(2, web(2, 1, template="u"))
+    assert on(second) == {"n-0": 1, "n-1": 1}
+    site.pods[second.claims[0].id, "n-1"] += 1  # beside the older one
+    site.report()
+    third = site.decide(3, web(2, 3, template="v"), web(1, 3, object_=DB))
+    assert on(third) == {"n-0": 1, "n-1": 1} and on(third, DB) == {"n-1": 1}
 
 
 @pytest.mark.parametrize("others", [0, 40])
