@@ -163,6 +163,7 @@ async def start(bus: Bus, fleet: Fleet) -> Started:
     log = await open_ledger(bus)
     catalog = ClassCatalog()
     decider = Decider(bus, fleet, log, keep_capacity(log, fleet), catalog)
+    decider.devices.learn_again(log.ledger.newest_first())
     wait_loop = LeasedWaitLoop(bus, decider, DecisionEvents(bus, log))
     merger = Merger(bus, decider, wait_loop)
     await bus.bucket(stores.CLASSES).mirror(catalog.put)

@@ -6,7 +6,7 @@ read again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from moorage.classes import meets
 from moorage.collections import LruDict
 from moorage.device_algorithms import WHOLE, Chooser, DeviceColumns, DeviceRequest, RequestMix, find_algorithm
+from moorage.device_algorithms.mix import REMEMBERED
+from moorage.model.claims import AskedDevices, Decision
 from moorage.model.part_reports import PropertyValue
 from moorage.model.part_requests import DeviceAsk, PartGroup, PropertySelector
 from moorage.model.shapes import Shape
@@ -83,15 +85,46 @@ class DeviceRows:
         self._nodes: Ids = np.empty(0, np.intp)  # by row of the columns
         self._columns: DeviceColumns | None = None
         self._recorded: LruDict[object, bool] = LruDict(4096)
+        self._past: list[tuple[object, Shape]] = []  # what is learned again once there are devices
 
     def record(self, shape: Shape, ident: object) -> None:
         """Lets the mix learn what a shape asks, once for each `ident`."""
+        if self._past:
+            self._read_kinds()
+            self._learn_past()
         if ident in self._recorded:
             return
         self._recorded[ident] = True
-        for _ in range(min(max(shape.count, 1), 16)):
+        for _ in range(_learned_times(shape.count)):
             for group in _device_groups(shape):
                 self.mix.record(self._request(shape, group.devices[0]))
+
+    def learn_again(self, decisions: Iterable[Decision]) -> None:
+        """Lets the mix learn again what decisions were asked for. They begin with the newest, and no more are read than are
+        remembered."""
+        requests = 0
+        for decision in decisions:
+            for asked in reversed(decision.asked):
+                ident = (decision.group, decision.revision, asked.app, asked.object)
+                self._past.append((ident, _shape_of(asked)))
+                requests += _learned_times(asked.count) * len(asked.devices)
+            if requests >= REMEMBERED:
+                break
+        self._past.reverse()
+        if self._read_kinds():
+            self._learn_past()
+
+    def _learn_past(self) -> None:
+        past, self._past = self._past, []
+        for ident, shape in past:
+            self.record(shape, ident)
+
+    def _read_kinds(self) -> bool:
+        """Learns the kinds of the devices of all nodes. Returns whether there are any."""
+        ids = np.flatnonzero(self._rows.usable[: self._rows.n])
+        for found in nodes_by_layout(self._rows, ids, lambda _layout: ()):
+            self._of_layout(found.layout)
+        return bool(self._samples)
 
     def by_node(self, shape: Shape, default: str) -> Floats | None:
         """Returns the score of the best choice by row of the fleet: the sum over the needs of a pod, minus infinity where one has no
@@ -335,6 +368,30 @@ _SAMPLES = 64
 
 def _device_groups(shape: Shape) -> list[PartGroup]:
     return [group for group in shape.groups if group.devices and not group.optional]
+
+
+def _learned_times(pods: int) -> int:
+    """Returns how often the mix learns what each of so many equal pods asks."""
+    return min(max(pods, 1), 16)
+
+
+def asked_devices(app: str, shape: Shape) -> AskedDevices | None:
+    """Returns what the mix learns of a shape; None if that is nothing."""
+    asks = [group.devices[0] for group in _device_groups(shape)]
+    if not asks:
+        return None
+    return AskedDevices(
+        app=app,
+        object=shape.object,
+        count=shape.count,
+        resources={name: shape.resources[name] for name in BESIDE if name in shape.resources},
+        devices=[DeviceAsk(count=ask.count, share=ask.share, properties=ask.properties) for ask in asks],
+    )
+
+
+def _shape_of(asked: AskedDevices) -> Shape:
+    groups = [PartGroup(devices=(ask,)) for ask in asked.devices]
+    return Shape(key="", object=asked.object, count=asked.count, resources=asked.resources, groups=groups)
 
 
 def _plain(value: PropertyValue | None) -> object:

@@ -149,6 +149,10 @@ class Ledger:
         counts = group in self.standing or group in self.by_group
         return counts or group in self.ended_revisions or group in self.steered
 
+    def newest_first(self) -> Iterator[Decision]:
+        """Returns the standing decisions, first those of the groups that were placed last. All ledgers have the same order."""
+        return reversed(self.standing.values())
+
     def is_forgotten(self, based_on: int) -> bool:
         """Returns whether withdrawals from after this commit may be forgotten. 0: the commit is not known."""
         return 0 < based_on < self.seq - FORGET_COMMITS

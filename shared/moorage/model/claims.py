@@ -11,13 +11,14 @@ from .allocations import ConsumerWrite, InventoryRecord
 from .base import Message, Model
 from .candidates import Asked
 from .machine_slots import GrantedSlot, ReservedSlots
-from .part_requests import ClassVersion
+from .part_requests import ClassVersion, DeviceAsk
 from .reasons import Warn
 from .shapes import PodRule
 from .slots import OptionalGrant, Slot
 
 __all__ = [
     "Allocation",
+    "AskedDevices",
     "Claim",
     "Commit",
     "Decision",
@@ -72,12 +73,23 @@ class Claim(Model, kw_only=True):
     classes: dict[str, ClassVersion] = {}
 
 
+class AskedDevices(Model, kw_only=True):
+    """What each of `count` pods of an object asks of devices, the first choice of each need, and of its node beside them."""
+
+    app: str
+    object: str
+    count: int
+    resources: dict[str, int]
+    devices: list[DeviceAsk]
+
+
 class LedgerEntry(Model, tag_field="kind", kw_only=True):
     """One entry of the decision log. The field `kind` distinguishes entries."""
 
 
 class Decision(LedgerEntry, tag="decision", kw_only=True):
-    """All claims of a group at a revision. It stands until the group's next decision or a withdrawal."""
+    """All claims of a group at a revision. It stands until the group's next decision or a withdrawal. `asked`: of devices, from which
+    algorithms learn again after a restart."""
 
     id: str
     group: str
@@ -88,6 +100,7 @@ class Decision(LedgerEntry, tag="decision", kw_only=True):
     replicas: dict[str, int] = {}
     controllers: list[Asked] = []
     warnings: list[Warn] = []
+    asked: list[AskedDevices] = []
     traceparent: str = ""  # the patcher continues this trace
     based_on: int = 0  # the last commit that was folded when the hint or the record was received; 0: not known
 
@@ -205,6 +218,7 @@ def decision_document(decision: Decision) -> dict[str, Any]:
     document: dict[str, Any] = msgspec.to_builtins(decision)
     del document["kind"]
     document.pop("basedOn", None)
+    document.pop("asked", None)
     return document
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from moorage.bus import Bus, Settings
 from moorage.fleet import Fleet, FleetFollower
 from moorage.ledger import keep_capacity, open_ledger
 from moorage.ledger.metrics import follower_metrics
+from moorage.model.claims import Decision
 
 from .decorators import Background, Declared, declared, take_background
 from .runner import CannotRun, ControllerRunner
@@ -37,10 +38,12 @@ async def run(
     *,
     worker: str = "controller",
     registered: Callable[[list[str]], None] | None = None,
+    begin: Callable[[Fleet, Iterable[Decision]], None] | None = None,
 ) -> None:
     """Serves these controllers, or all declared ones, until cancelled or until a background function fails; then they leave
     the registry. Controllers of a process that dies stay registered and time out. `worker` is the user of the bus; controllers of another user than
-    `controller` are built in and never leave. `registered` is called with their names once the mesh asks them."""
+    `controller` are built in and never leave. `registered` is called with their names once the mesh asks them; `begin` before, if they count
+    capacity, with the standing decisions, the newest first."""
     controllers = declared() if controllers is None else controllers
     if not controllers:
         raise CannotRun("no controller is declared: decorate a function with @controller(NAME)")
@@ -56,6 +59,8 @@ async def run(
             log = await open_ledger(bus)
             keep_capacity(log, fleet)
             bus.process_health.add_values(lambda: follower_metrics(follower, log.ledger))
+            if begin is not None:
+                begin(fleet, log.ledger.newest_first())
         runner = ControllerRunner(bus, fleet, controllers, lambda: 0 if log is None else log.ledger.seq)
         await runner.serve()
         bus.set_waiting_for("the intent store, to register")

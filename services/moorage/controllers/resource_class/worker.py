@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from moorage.model.claims import Decision
 from moorage.model.controllers import DEVICES
 from moorage.sdk import Answer, Ask, Declared, Fleet, Settings, run
 
@@ -11,11 +14,12 @@ from .core.answers import NAME, ClassAnswers
 async def main(settings: Settings) -> None:
     answers: dict[Fleet, ClassAnswers] = {}
 
+    def begin(fleet: Fleet, standing: Iterable[Decision]) -> None:
+        answers[fleet] = ClassAnswers(fleet)
+        answers[fleet].learn_again(standing)
+
     def candidates(ask: Ask, fleet: Fleet) -> Answer:
-        if fleet not in answers:
-            answers.clear()
-            answers[fleet] = ClassAnswers(fleet)
         return answers[fleet].answer(ask)
 
     classes = Declared(NAME, policy="optional", capacity=True, concerns=(DEVICES,), candidates=candidates)
-    await run(settings, [classes], worker=NAME)
+    await run(settings, [classes], worker=NAME, begin=begin)

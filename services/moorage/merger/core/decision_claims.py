@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from moorage.candidates import Choice, PlacementProblem
+from moorage.fit.device_rows import asked_devices
 from moorage.fleet import Fleet
 from moorage.ledger import Ledger
 from moorage.model.claims import Claim, Decision, IntentRef, claim_id
@@ -52,6 +53,12 @@ def decision_of(
             *warnings,
             *(warning for place in places for warning in _warnings_at(place, assigner, fleet)),
             *_clusters_left_out(record, merged, fleet),
+        ],
+        asked=[
+            asked
+            for app in record.apps
+            for shape in app.shapes
+            if (asked := asked_devices(app.name, shape)) is not None
         ],
     )
 

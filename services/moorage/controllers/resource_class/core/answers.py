@@ -3,7 +3,7 @@ likes their best node. Pure, except for what it caches per shape."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice, product
 
 import msgspec
@@ -13,6 +13,7 @@ from moorage.device_algorithms import DEFAULT
 from moorage.fit import FitCache
 from moorage.fit.device_rows import DeviceRows, best_clusters_first
 from moorage.model.candidates import MAX_ORDER, MAX_PREFERRED
+from moorage.model.claims import Decision
 from moorage.sdk import Allowed, Answer, Ask, Fleet, Mask, Shape, ShapedApp, allow, answer, deny, unpack
 
 from .explanations import device_reasons
@@ -27,6 +28,10 @@ class ClassAnswers:
         self._fleet, self.algorithm = fleet, algorithm
         self._fits = FitCache(fleet)
         self._devices = DeviceRows(fleet)
+
+    def learn_again(self, standing: Iterable[Decision]) -> None:
+        """Learns what decisions were asked for, the newest of which come first."""
+        self._devices.learn_again(standing)
 
     def answer(self, ask: Ask) -> Answer:
         results: dict[str, Allowed] = {}
