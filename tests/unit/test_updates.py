@@ -361,8 +361,8 @@ def test_an_update_is_proposed_if_and_only_if_it_fits(seed: int) -> None:
     assert placed
 
 
-# In the world of the last seed pods of two claims outnumber the slots on a node.
-@pytest.mark.parametrize("seed", [*seeds(40, 1000), 91076])
+# In the world of seed 91076 pods of two claims outnumber the slots on a node; in that of 300800 an object gives room back.
+@pytest.mark.parametrize("seed", [*seeds(40, 1000), 91076, 300800])
 def test_updates_of_several_objects_are_proposed_if_and_only_if_they_fit_together(seed: int) -> None:
     rng = random.Random(seed)
     names = ["n-0", "n-1"]
@@ -519,7 +519,8 @@ def exceeds(site: Site, families: Sequence[Sequence[Claim]], where: str, room: t
 
 
 def fit_together(site: Site, families: Families, rooms: Mapping[str, tuple[int, int]]) -> bool:
-    """Whether any placement of all new slots leaves every node within its room, or no fuller than it is."""
+    """Whether any placement of all new slots leaves every node within its room, or no fuller than it is. Room that older claims
+    of an object give back is counted until the update is recorded."""
     options: list[list[dict[str, int]]] = []
     for ident, family, one in families:
         mine = next((c for c in family if c.id == ident), None)
@@ -535,11 +536,11 @@ def fit_together(site: Site, families: Families, rooms: Mapping[str, tuple[int, 
             others = [c for c in family if c.id != ident]
             new = [Slot(node=n, count=k, resources=dict(one.resources)) for n, k in ((where, count), ("x", 1)) if k]
             slots, idents = [*(c.slots for c in others), new], [*(c.id for c in others), ident]
-            for total, amounts in (
-                (before, counted(site, [c.slots for c in family], [c.id for c in family], where)),
-                (after, counted(site, slots, idents, where)),
-            ):
-                total[:] = [a + b for a, b in zip(total, amounts, strict=True)]
+            now = counted(site, [c.slots for c in family], [c.id for c in family], where)
+            then = counted(site, slots, idents, where)
+            for at, (have, want) in enumerate(zip(now, then, strict=True)):
+                before[at] += have
+                after[at] += max(have, want)  # what one object gives back is not another's yet
         limits = (1000 * rooms[where][0], rooms[where][1])
         return all(
             a <= b or a + u <= limit for a, b, u, limit in zip(after, before, used(site, where), limits, strict=True)
