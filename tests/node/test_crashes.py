@@ -80,8 +80,8 @@ async def test_what_a_plugin_still_has_of_a_pod_that_is_gone_is_taken_back(stand
     write_policy(stand.policy, pools=POOLS)
     await stand.start()
     assert stand.runtime.cpus(await stand.run("own", "storage-service", "10", "10G")) == "0-9"
-    state = stand.agent.root / "cpu_plugin_state"
-    await until(lambda: state.exists() and "uid-own" in state.read_text())
+    state, other = (stand.agent.root / f"{name}_plugin_state" for name in ("cpu", "memory"))
+    await until(lambda: all(file.exists() and "uid-own" in file.read_text() for file in (state, other)))
     failpoints.arm("node.state.renamed")
     with contextlib.suppress(grpc.aio.AioRpcError):
         await stand.remove("own")
