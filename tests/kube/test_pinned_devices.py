@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import json
 import urllib.error
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from types import ModuleType
 from typing import Any
 
 import msgspec
@@ -290,27 +291,36 @@ async def test_a_strangers_claim_on_a_chosen_device_is_not_touched(
     assert (after["spec"], after["status"]) == (before["spec"], before["status"])
 
 
+@contextlib.asynccontextmanager
+async def ends_at(
+    point: str, module: ModuleType, monkeypatch: pytest.MonkeyPatch, start: Callable[[], asyncio.Task[None]]
+) -> AsyncIterator[None]:
+    """Starts an agent that ends where it comes to a point of the module; waits for that at the end."""
+    ended = asyncio.Event()
+
+    def stops(at: str) -> None:
+        if at == point:
+            ended.set()
+            raise Unreachable("the agent ends here")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "reached", stops)
+        agent = start()
+        yield
+        await asyncio.wait_for(ended.wait(), 60)
+        agent.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await agent
+
+
 async def test_where_the_label_says_so_the_agent_allocates(
     plane: ControlPlane, mesh: Mesh, agents: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Pods wait at a gate until their claims are allocated; an agent that ends in between is followed by one that goes on."""
     kubeconfig = plane.service_account("allocating", [*RULES, *OWN_RULES, *ALLOCATION_RULES])
     start = {"labels": {"moorage.dev/dra": "allocate"}, "kubeconfig": kubeconfig}
-    allocated = asyncio.Event()
-
-    def stops(point: str) -> None:
-        if point == "agent.allocated":
-            allocated.set()
-            raise Unreachable("the agent ends here")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(device_allocation, "reached", stops)
-        first = agents(plane, **start)
+    async with ends_at("agent.allocated", device_allocation, monkeypatch, lambda: agents(plane, **start)):
         await mesh.want(CLUSTER, "web", 5, *objects("web", 3, 1))
-        await asyncio.wait_for(allocated.wait(), 60)
-        first.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await first
     assert pods(plane, "web") == {}
     agents(plane, **start)
     await settled(lambda: sorted(pods(plane, "web").values()) == ["gpu-1", "gpu-3"], 60, "each has its device")
@@ -342,16 +352,7 @@ async def test_a_pod_leaves_a_device_that_is_gone_and_an_agent_that_ends_then_is
     start: dict[str, Any] = {"kubeconfig": plane.service_account(f"leaving-{how}", rules)}
     if how == "allocates":
         start["labels"] = {"moorage.dev/dra": "allocate"}
-    ended = asyncio.Event()
-
-    def stops(point: str) -> None:
-        if point == "agent.vacated":
-            ended.set()
-            raise Unreachable("the agent ends here")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(device_evictions, "reached", stops)
-        first = agents(plane, **start)
+    async with ends_at("agent.vacated", device_evictions, monkeypatch, lambda: agents(plane, **start)):
         await mesh.want(CLUSTER, "web", 5, *objects("web", 2, 3))
         await settled(lambda: sorted(pods(plane, "web").values()) == ["gpu-2", "gpu-3"], 60, "both have theirs")
         before = pods(plane, "web")
@@ -359,10 +360,6 @@ async def test_a_pod_leaves_a_device_that_is_gone_and_an_agent_that_ends_then_is
         await asyncio.sleep(1)
         assert pods(plane, "web") == before, "nothing says that they leave"
         await mesh.want(CLUSTER, "web", 6, *objects("web", 2, 1, vacated=[3]))
-        await asyncio.wait_for(ended.wait(), 60)
-        first.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await first
     agents(plane, **start)
     await settled(lambda: sorted(pods(plane, "web").values()) == ["gpu-1", "gpu-2"], 60, "it has the other device")
     after = pods(plane, "web")
@@ -402,21 +399,8 @@ async def test_slices_and_classes_that_change_complete_the_pins_again(
 async def test_an_agent_that_ends_between_class_template_and_pods_is_followed(
     plane: ControlPlane, mesh: Mesh, agents: Start, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
-    ended = asyncio.Event()
-
-    def stops(at: str) -> None:
-        if at == point:
-            ended.set()
-            raise Unreachable("the agent ends here")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(version_apply, "reached", stops)
-        first = agents(plane)
+    async with ends_at(point, version_apply, monkeypatch, lambda: agents(plane)):
         await mesh.want(CLUSTER, "web", 5, *objects("web", 2))
-        await asyncio.wait_for(ended.wait(), 60)
-        first.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await first
     agents(plane)
     await settled(lambda: list(pods(plane, "web").values()) == ["gpu-2"], 60, "the next agent goes on")
     await mesh.want(CLUSTER, "web", 6, remove=True)
