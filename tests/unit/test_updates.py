@@ -476,6 +476,48 @@ def test_a_node_that_refused_pods_of_an_object_gets_none_of_its_next_decision() 
     site.refused(2, web(2, 3))
 
 
+def refuse(site: Site, where: str, *shapes: Shape) -> None:
+    """Reports that the node refused a pod of each of these objects."""
+    claims = [claim_id(group("g"), "a", one.object, "lab/one", one.template) for one in shapes]
+    site.writer.put(site.fleet.ids["lab/one"], "lab/one", [], refused={claim: [where] for claim in claims})
+
+
+@pytest.mark.parametrize("obj", [WEB, DAEMON])
+def test_an_update_takes_over_no_older_slot_on_a_node_that_refused_its_pods(obj: str) -> None:
+    site = Site({"lab/one": [node(cpu="4"), node(cpu="8")]})
+    daemon: dict[str, Any] = {"object_": obj, "per_node": obj == DAEMON}
+    site.run(site.decide(1, web(1, 3, **daemon)))
+    refuse(site, "n-0", web(1, 3, "u", **daemon))
+    assert on(site.decide(2, web(1, 3, "u", **daemon)), obj) == {"n-1": 1}
+
+
+@pytest.mark.parametrize("running", [True, False])
+def test_an_update_leaves_the_node_that_refused_it_while_older_pods_run_there(running: bool) -> None:
+    """It is decided a second time, with its own claim beside the older one."""
+    site = Site({"lab/one": [node(cpu="4"), node(cpu="8")]})
+    site.strangers["lab/one", "n-1"] = 5000
+    site.report()
+    first = site.decide(1, web(1, 3), web(1, 3, object_=DB))
+    if running:
+        site.run(first)
+    changed = [web(1, 3, "u"), web(1, 3, "u", object_=DB)]
+    second = site.decide(2, *changed)
+    (there,) = (one for one in changed if on(second, one.object) == {"n-0": 1})
+    site.strangers.clear()
+    site.report()
+    refuse(site, "n-0", there)
+    third = site.decide(3, *changed)
+    assert on(third) == on(third, DB) == {"n-1": 1}
+
+
+def test_an_update_that_its_only_node_refused_is_refused() -> None:
+    site = one_node(8)
+    site.run(site.decide(1, web(1, 2)))
+    refuse(site, "n-0", web(1, 2, "u"))
+    codes = {reason.code for reason in site.refused(2, web(1, 2, "u")).reasons}
+    assert codes == {"NotEnoughClusters", "NodeRefused"}
+
+
 @pytest.mark.parametrize("unavailable", [0, 1])
 def test_pods_of_a_surge_have_a_place_among_the_required_nodes(unavailable: int) -> None:
     site = Site({"lab/one": [node(cpu="4") for _ in range(3)]})

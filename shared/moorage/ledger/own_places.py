@@ -46,8 +46,10 @@ def assign_beside_own(
 ) -> list[Placed] | Unassigned:
     """Assigns all pods of these objects to the cluster. Where a surge finds no room and pods may be missing meanwhile, the
     update goes without it."""
-    if not any(one.own for one in wanted) and not fleet.pods.refused_of(cid):
+    refused = fleet.pods.refused_of(cid)
+    if not any(one.own for one in wanted) and not refused:
         return _assign_new(fleet, cid, wanted, solutions)
+    wanted = [_elsewhere(one, refused.get(one.claim, ())) for one in wanted]
     updates = {number for number, one in enumerate(wanted) if one.is_update}
     surging = {number for number in updates if wanted[number].shape.surge}
     dispensable = {number for number in surging if wanted[number].shape.unavailable}
@@ -83,6 +85,13 @@ def assign_beside_own(
         )
         return Unassigned("SurgeShort", number, "", shape.surge, 0, message)
     return bare
+
+
+def _elsewhere(one: Wanted, refused: Sequence[str]) -> Wanted:
+    """Returns the object without the nodes that refused pods of it. A DaemonSet that is new there runs on every node that it selects."""
+    if not refused or (one.shape.per_node and not one.own):
+        return one
+    return one._replace(shape=on_nodes(one.shape, "NotIn", refused))
 
 
 def _assign_new(
@@ -259,9 +268,6 @@ class _Attempt(AttemptState):
     def _plan(self, number: int) -> Plan | Unassigned:
         one = self.wanted[number]
         shape = one.shape
-        if (refused := self.refused(one)) and (one.own or not shape.per_node):
-            shape = on_nodes(shape, "NotIn", refused)
-            one = one._replace(shape=shape)
         if not one.own:
             return Plan([], False, shape)
         mine, update = one.mine, one.is_update
