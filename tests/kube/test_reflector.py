@@ -14,7 +14,10 @@ import pytest_asyncio
 from aiohttp import web
 
 from moorage.kube import Api, ApiError, Object, Reflector, reflector
+from moorage.kube.http_transport import Transport
 from moorage.kube.objects import Key
+from moorage.kube.pooled_http import PooledHttp
+from moorage.kube.single_http import SingleHttp
 from moorage_testkit.polling import until
 from moorage_testkit.scripted_api import ScriptedServer
 
@@ -30,8 +33,8 @@ async def server() -> AsyncIterator[ScriptedServer]:
 
 
 class Seen:
-    def __init__(self, server: ScriptedServer) -> None:
-        self.api = Api(server.url)
+    def __init__(self, server: ScriptedServer, transport: Transport) -> None:
+        self.api = Api(server.url, transport=transport)
         self.names: dict[str, str] = {}
         self.dropped: list[str] = []
         self.reflector = Reflector(self.api, NODES, _decode, self._put, self._drop)
@@ -52,10 +55,14 @@ class Seen:
         await until(same, seconds, "the view is what is there")
 
 
+#: Runs a test over connections that are kept, and over one for each request.
+BOTH = pytest.mark.parametrize("seen", [PooledHttp, SingleHttp], indirect=True)
+
+
 @pytest_asyncio.fixture
-async def seen(server: ScriptedServer) -> AsyncIterator[Seen]:
+async def seen(server: ScriptedServer, request: pytest.FixtureRequest) -> AsyncIterator[Seen]:
     await server.put(NODES, "a")
-    seen = Seen(server)
+    seen = Seen(server, getattr(request, "param", PooledHttp)())
     await until(lambda: "a" in seen.names)
     yield seen
     seen.task.cancel()
@@ -63,6 +70,7 @@ async def seen(server: ScriptedServer) -> AsyncIterator[Seen]:
     await seen.api.close()
 
 
+@BOTH
 async def test_changes_are_watched(server: ScriptedServer, seen: Seen) -> None:
     await server.put(NODES, "b")
     await server.drop(NODES, "a")
@@ -71,6 +79,7 @@ async def test_changes_are_watched(server: ScriptedServer, seen: Seen) -> None:
     assert len(lists) == 1
 
 
+@BOTH
 async def test_lists_are_paged_and_restarted_when_a_page_expires(
     server: ScriptedServer, seen: Seen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,7 +120,14 @@ async def test_after_resource_version_too_old_missed_deletions_are_reported(
     assert old in seen.dropped and seen.names["b"] != old
 
 
-@pytest.mark.parametrize("fault", ["html", "abort", "500", "429", "close", "junk", "partial", "410"])
+@pytest.mark.parametrize(
+    ("fault", "seen"),
+    [
+        *((fault, PooledHttp) for fault in ("html", "abort", "500", "429", "close", "junk", "partial", "410")),
+        *((fault, SingleHttp) for fault in ("abort", "close", "partial")),
+    ],
+    indirect=["seen"],
+)
 async def test_a_failing_server_gets_at_most_two_requests_a_second(
     server: ScriptedServer, seen: Seen, fault: str
 ) -> None:
@@ -126,6 +142,7 @@ async def test_a_failing_server_gets_at_most_two_requests_a_second(
     await seen.agrees(server)
 
 
+@BOTH
 async def test_the_reflector_survives_a_restart_of_the_server(server: ScriptedServer, seen: Seen) -> None:
     await server.refuse()
     since = time.monotonic()
@@ -136,6 +153,7 @@ async def test_the_reflector_survives_a_restart_of_the_server(server: ScriptedSe
     assert server.count(since) <= 4
 
 
+@BOTH
 async def test_a_half_open_connection_is_detected(
     server: ScriptedServer, seen: Seen, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,8 +11,7 @@ def main(arguments: list[str]) -> int:
 
     settings = decode(arguments[0])
     _leave_out("rich")  # structlog prints exceptions in colour with it: 3 MB
-    if settings.pods != "api":
-        _leave_out("aiohttp")  # nats-py speaks WebSockets with it: 8 MB
+    _leave_out("aiohttp")  # nats-py speaks WebSockets with it: 8 MB
     from moorage.telemetry import configure
 
     from .worker import CANNOT_RUN, run_agent, serve

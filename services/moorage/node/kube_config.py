@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from moorage.kube.api import Api, Unreachable
+from moorage.kube.single_http import SingleHttp
 from moorage.model.problems import Refused
 from moorage.parsing.yaml_json import parse_document
 
@@ -31,7 +32,8 @@ def _in_cluster() -> Api:
         raise Unreachable("no kubeconfig, and no service account of a pod; name one with --kubeconfig")
     address = f"[{host}]" if ":" in host else host
     tls = ssl.create_default_context(cafile=str(_ACCOUNT / "ca.crt"))
-    return Api(f"https://{address}:{port}", headers=_token_from(_ACCOUNT / "token"), tls=tls)
+    headers = _token_from(_ACCOUNT / "token")
+    return Api(f"https://{address}:{port}", headers=headers, transport=SingleHttp(tls))
 
 
 def _from_file(path: Path) -> Api:
@@ -55,9 +57,8 @@ def _from_file(path: Path) -> Api:
         headers = _fixed(str(token))
     elif file := user.get("tokenFile"):
         headers = _token_from(path.parent / str(file))
-    return Api(
-        server, headers=headers, tls=tls, server_name=cluster.get("tls-server-name"), proxy=cluster.get("proxy-url")
-    )
+    transport = SingleHttp(tls, cluster.get("tls-server-name"), cluster.get("proxy-url"))
+    return Api(server, headers=headers, transport=transport)
 
 
 def _named(config: dict[str, Any], kind: str, field: str, name: str, path: Path) -> dict[str, Any]:

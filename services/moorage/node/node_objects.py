@@ -1,6 +1,4 @@
-"""Follows the node's pods at the API server, and tells it what the node has to give.
-
-What this imports takes memory that an agent without an API server does without: `agent.py` imports this module when it connects."""
+"""Follows the node's pods at the API server, and tells it what the node has to give."""
 
 from __future__ import annotations
 

@@ -13,8 +13,9 @@ import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
-import aiohttp
 import msgspec
+
+from .http_transport import Answer, Transport, TransportFailed
 
 #: Seconds between requests while the server fails. With the renewal of a lease beside them, there are at most two per second.
 REQUEST_INTERVAL = 1.05
@@ -133,7 +134,8 @@ class RequestPacer:
 
 class Api:
     """A connection to one API server. `headers` returns the credentials of each request, because tokens expire; `renew`
-    reloads them after a 401."""
+    reloads them after a 401. `transport` carries requests; without one they share kept connections by `tls`, `server_name` and
+    `proxy`."""
 
     def __init__(
         self,
@@ -144,44 +146,39 @@ class Api:
         server_name: str | None = None,
         proxy: str | None = None,
         renew: Callable[[], Awaitable[None]] | None = None,
+        transport: Transport | None = None,
     ) -> None:
         self.url = url.rstrip("/")
         schedule = RequestSchedule()
         #: One pacer for single requests and one for lists and watches: a collection that cannot be watched delays no request.
         self.request_pacer, self.watch_pacer = RequestPacer(schedule), RequestPacer(schedule)
         self._headers, self._renew = headers, renew
-        self._server_name, self._proxy = server_name, proxy
-        self._tls = tls
-        self._sessions: dict[bool, aiohttp.ClientSession] = {}
+        if transport is None:
+            from .pooled_http import PooledHttp  # its library takes 8 MB, which the agent of a node does without
 
-    def _session(self) -> aiohttp.ClientSession:
-        """While the server fails, each request uses a new connection, because kept connections may be dead."""
-        failing = self.request_pacer.failing or self.watch_pacer.failing
-        session = self._sessions.get(failing)
-        if session is None:
-            tls = self._tls if self._tls is not None else True
-            connector = aiohttp.TCPConnector(limit=64, ssl=tls, force_close=failing)
-            session = aiohttp.ClientSession(connector=connector, trust_env=True, read_bufsize=1 << 20)
-            # aiohttp retries a dropped connection once by itself, and has no public way to turn that off.
-            session._retry_connection = not failing
-            self._sessions[failing] = session
-        return session
+            transport = PooledHttp(tls, server_name, proxy)
+        self._transport = transport
 
     async def close(self) -> None:
-        for session in self._sessions.values():
-            await session.close()
-        self._sessions = {}
+        await self._transport.close()
 
-    async def _request_arguments(self, content_type: str = "", accept: str = _JSON) -> dict[str, Any]:
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None,
+        body: bytes | None = None,
+        content_type: str = "",
+        accept: str = _JSON,
+    ) -> Answer:
+        """Sends a request. While the server fails, each uses a new connection, because kept ones may be dead."""
         headers = {"Accept": accept, "User-Agent": "moorage-agent"}
         if self._headers is not None:
             headers |= await self._headers()
         if content_type:
             headers["Content-Type"] = content_type
-        arguments: dict[str, Any] = {"headers": headers, "proxy": self._proxy}
-        if self._server_name:
-            arguments["server_hostname"] = self._server_name
-        return arguments
+        failing = self.request_pacer.failing or self.watch_pacer.failing
+        return await self._transport.send(method, self.url + path, query, body, headers, anew=failing)
 
     async def call(
         self,
@@ -201,24 +198,23 @@ class Api:
             await self.request_pacer.wait_turn()
         try:
             async with asyncio.timeout(timeout):
-                arguments = await self._request_arguments(content_type if body is not None else "", accept)
-                async with self._session().request(
-                    method, self.url + path, params=query, data=body, **arguments
-                ) as response:
-                    data = await response.read()
-                    code = response.status
+                answer = await self._send(method, path, query, body, content_type if body is not None else "", accept)
+                try:
+                    code, data = answer.status, await answer.read()
+                finally:
+                    answer.close()
         except TimeoutError as error:
             self.mark_failing()
             raise Unreachable(f"{method} {path}: no answer within {timeout:g} s") from error
-        except (aiohttp.ClientError, OSError, ValueError) as error:
+        except (TransportFailed, OSError, ValueError) as error:
             self.mark_failing()
             raise Unreachable(f"{method} {path}: {str(error) or type(error).__name__}") from error
         if code >= 300:
             await self._note_error(code, data)
             raise error_of(code, data)
-        if "json" not in response.content_type and data:
+        if "json" not in answer.content_type and data:
             self.mark_failing()
-            raise Unreachable(f"{method} {path}: {response.content_type} instead of JSON; this is not an API server")
+            raise Unreachable(f"{method} {path}: {answer.content_type} instead of JSON; this is not an API server")
         if paced:
             self.request_pacer.mark_healthy()
         return code, data
@@ -258,26 +254,24 @@ class Api:
         await self.watch_pacer.wait_turn(urgent=urgent)
         try:
             async with asyncio.timeout(TIMEOUT):
-                arguments = await self._request_arguments()
-                arguments["timeout"] = aiohttp.ClientTimeout(total=None)
-                response = await self._session().get(self.url + path, params=query, **arguments)
+                answer = await self._send("GET", path, query)
         except TimeoutError as error:
             self.mark_failing()
             raise Unreachable(f"{path}: no answer within {TIMEOUT:g} s") from error
-        except (aiohttp.ClientError, OSError, ValueError) as error:
+        except (TransportFailed, OSError, ValueError) as error:
             self.mark_failing()
             raise Unreachable(f"{path}: {str(error) or type(error).__name__}") from error
         try:
-            if response.status >= 300:
+            if answer.status >= 300:
                 async with asyncio.timeout(TIMEOUT):
-                    body = await response.content.read(4096)
-                await self._note_error(response.status, body)
-                raise error_of(response.status, body)
+                    body = await answer.read_any()
+                await self._note_error(answer.status, body)
+                raise error_of(answer.status, body)
             yield b""
             rest = b""
             while True:
                 async with asyncio.timeout(silence):
-                    chunk = await response.content.readany()
+                    chunk = await answer.read_any()
                 if not chunk:
                     return  # an incomplete last line was cut off
                 lines = (rest + chunk).split(b"\n")
@@ -288,7 +282,7 @@ class Api:
                     yield line
         except TimeoutError as error:
             raise WatchTimeout(f"{path}: silent for {silence:.0f} s") from error
-        except (aiohttp.ClientError, OSError) as error:
-            raise Unreachable(f"{path}: {str(error) or type(error).__name__}") from error
+        except TransportFailed as error:
+            raise Unreachable(f"{path}: {error}") from error
         finally:
-            response.close()
+            answer.close()
