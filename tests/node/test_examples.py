@@ -13,6 +13,7 @@ import pytest
 import pytest_asyncio
 
 from moorage.node.api import cri_pb2 as cri
+from moorage_testkit.polling import until
 
 from .agent_process import AgentProcess
 from .cri_client import CriClient
@@ -188,3 +189,40 @@ async def test_the_agent_ends_quickly_and_goes_on_where_it_was(stand: Stand) -> 
     second = await stand.run("pod2", "reranker", "10", "20G")
     assert (stand.runtime.cpus(uid), stand.runtime.cpus(second)) == ("2-21", "42-51")
     assert stand.runtime.updates() == []
+
+
+async def test_a_container_resized_to_a_part_of_a_cpu_has_the_quota_that_the_kubelet_asks_for(stand: Stand) -> None:
+    write_policy(stand.policy, **RESERVED)
+    await stand.start()
+    assert stand.kubelet is not None
+    write_pod(stand.pods, pod("p", "", "2", "1Gi"))
+    container = await stand.kubelet.run("p", "uid-p", cpu_quota=200_000, cpu_period=100_000)
+    found = stand.runtime.resources[container]
+    assert (found.cpuset_cpus, found.cpu_quota) == ("2-3", -1)
+    # The kubelet asks before the agent knows the new manifest; the agent remembers it, also over its end.
+    await stand.kubelet.update(container, cpu_quota=150_000)
+    assert stand.runtime.resources[container].cpu_quota == -1
+    await stand.agent.kill()
+    await stand.agent.start()
+    await _until_shown(stand, container, 150_000)
+    write_pod(stand.pods, pod("p", "", "1500m", "1Gi"))
+
+    def has(quota: int) -> bool:
+        now = stand.runtime.resources[container]
+        return (now.cpuset_cpus, now.cpu_quota) == ("2-39,42-79", quota)
+
+    await until(lambda: has(150_000))
+    # From now on the quota is the kubelet's own, and stays what it says.
+    await stand.kubelet.update(container, cpu_quota=120_000)
+    await _until_shown(stand, container, 120_000)
+    await stand.run("own", "storage-service", "4")
+    await until(lambda: stand.runtime.resources[container].cpuset_cpus == "6-39,42-79")
+    assert stand.runtime.resources[container].cpu_quota == 120_000
+
+
+async def _until_shown(stand: Stand, container: str, quota: int) -> None:
+    """Waits until the kubelet is shown a quota."""
+    assert stand.kubelet is not None
+    async with asyncio.timeout(40):
+        while (await stand.kubelet.status(container)).status.resources.linux.cpu_quota != quota:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)

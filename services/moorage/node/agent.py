@@ -25,7 +25,7 @@ from . import grpc_unix
 from .adjuster import Adjuster, Updater
 from .alone import PodRunner
 from .cgroups import has_version_2
-from .containers import ContainerIndex, ContainerRecord
+from .containers import ContainerIndex, ContainerRecord, is_asked
 from .core import checkpoint
 from .core.adjustment import Wanted
 from .core.checkpoint import Checkpoint
@@ -114,7 +114,7 @@ class NodeAgent:
         )
         self.admission.enabled = settings.enabled
         self.recovery = Recovery(self)
-        self.nri = NriPlugin(settings.nri, self.admission, self.index, self.recovery.synchronized)
+        self.nri = NriPlugin(settings.nri, self.admission, self.index, self.recovery.add, self.recovery.synchronized)
         updater: Updater = (
             NriUpdater(self.nri, self.reader) if settings.attach == "nri" else CriUpdater(self.runtime, self.reader)
         )
@@ -277,7 +277,7 @@ class NodeAgent:
         asked: dict[str, checkpoint.Asked] = {}
         for record in self.index.live():
             if record.asked:
-                asked.setdefault(record.uid, {})[record.name] = record.asked
+                asked.setdefault(record.uid, {})[record.id] = record.asked
         resources = sorted({*self._resources, *self.registry.names()})
         content = checkpoint.encode(Checkpoint(records=self.admission.records, asked=asked, resources=resources))
         if content != self._written:
@@ -302,7 +302,10 @@ class NodeAgent:
         given = found.containers.get(record.name) if found is not None else None
         if not given or not self.admission.enabled:
             return None
-        return Wanted(oci_properties(given), is_exclusive(given))
+        decided = oci_properties(given)
+        # What plugins do not decide any more, such as the quota of CPUs that are shared again, is as the kubelet asks for it.
+        back = {name: value for name, value in record.asked.items() if name not in decided and is_asked(value)}
+        return Wanted({**back, **decided}, is_exclusive(given))
 
     async def settle(self) -> None:
         """Moves containers whose pools have changed, because of an admission, a removal or a command."""

@@ -17,6 +17,11 @@ COPY = "moorage.dev/allocation"
 ASKED = "moorage.dev/asked"
 
 
+def is_asked(value: str) -> bool:
+    """Returns whether the kubelet asks for this; to the runtime, an absent property means that it stays as it is."""
+    return value not in ("", "0")
+
+
 class Adjustment(NamedTuple):
     """What a container gets before it starts: properties by their Go names or files of its cgroup, variables, annotations."""
 
@@ -38,6 +43,9 @@ class Gate(Protocol):
 
     def owned(self, uid: str, container: str) -> frozenset[str]:
         """Returns the properties of a container that plugins decide."""
+
+    def keep_asked(self, record: ContainerRecord, asked: Mapping[str, str]) -> None:
+        """Keeps what the kubelet asks for of a running container now, of what plugins decide or decided."""
 
     def sandbox_stopped(self, uid: str) -> None:
         """Hears that nothing of a pod runs any more."""

@@ -11,7 +11,7 @@ import msgspec
 from google.protobuf.message import DecodeError, Message
 
 from .api import cri_pb2 as cri
-from .containers import ASKED, ContainerIndex, ContainerRecord, Gate
+from .containers import ASKED, ContainerIndex, ContainerRecord, Gate, is_asked
 from .cri_proxy import Forward, Interceptor, Refused
 from .pod_objects import told_by_runtime
 from .runtime import CREATED, EXITED, FIELDS, RUNNING, get_property, set_property
@@ -139,14 +139,14 @@ class CriInterceptors:
         """Passes a change without the properties that plugins decide, and remembers what was asked of these."""
         message = _read(cri.UpdateContainerResourcesRequest, request)
         record = self._index.get(message.container_id)
-        if record is None or not (owned := self._gate.owned(record.uid, record.name)):
+        if record is None:
             return await forward(request)
+        owned = self._gate.owned(record.uid, record.name)
+        names = owned | record.asked.keys()
+        self._gate.keep_asked(record, {name: get_property(message.linux, name) for name in names})
         for name in owned:
-            value = get_property(message.linux, name)
-            if value and value != "0":
-                record.asked[name] = value
             clear_property(message.linux, name)
-        return await forward(message.SerializeToString())
+        return await forward(message.SerializeToString() if owned else request)
 
     async def status(self, request: bytes, forward: Forward) -> bytes:
         """Shows the kubelet its own values: it compares them when it resizes a container in place."""
@@ -164,7 +164,7 @@ class CriInterceptors:
 
 def show(resources: cri.LinuxContainerResources, asked: Mapping[str, str]) -> None:
     for name, value in asked.items():
-        if value and value != "0":
+        if is_asked(value):
             set_property(resources, name, value)
         else:
             clear_property(resources, name)

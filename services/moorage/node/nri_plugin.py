@@ -11,6 +11,8 @@ import msgspec
 import structlog
 from google.protobuf.message import Message
 
+from moorage.qos.messages import PodSpec
+
 from .api import nri_pb2 as nri
 from .cgroups import has_version_2
 from .containers import ASKED, ContainerIndex, ContainerRecord, Gate
@@ -35,16 +37,19 @@ RETRY = (0.1, 0.2, 0.5, 1.0)
 
 
 class NriPlugin:
-    """Keeps one registration with the runtime alive. `synchronized` is called with the runtime's containers after each."""
+    """Keeps one registration with the runtime alive. After each, `add` is called with every container of the runtime, what is
+    told of its pod, and its annotations, then `synchronized`."""
 
     def __init__(
         self,
         socket: Path,
         gate: Gate,
         index: ContainerIndex,
+        add: Callable[[ContainerRecord, PodSpec, Mapping[str, str]], None],
         synchronized: Callable[[], Mapping[str, Mapping[str, str]]],
     ) -> None:
-        self._socket, self._gate, self._index, self._synchronized = socket, gate, index, synchronized
+        self._socket, self._gate, self._index = socket, gate, index
+        self._add, self._synchronized = add, synchronized
         self._connection: NriConnection | None = None
         self._refused: dict[str, str] = {}
         self.attached = asyncio.Event()
@@ -111,7 +116,7 @@ class NriPlugin:
             self._index.add_sandbox(pod.id, pod.uid)
         for container in request.containers:
             if (found := pods.get(container.pod_sandbox_id)) is not None:
-                self._index.put(_record(found, container))
+                self._add(_record(found, container), _told(found), container.annotations)
         if request.more:
             return nri.SynchronizeResponse(more=True)
         self.attached.set()
@@ -120,8 +125,7 @@ class NriPlugin:
 
     async def _create(self, request: nri.ContainerRequest) -> nri.CreateContainerResponse:
         pod, container = request.pod, request.container
-        told = told_by_runtime(pod.uid, pod.namespace, pod.name, dict(pod.labels), dict(pod.annotations))
-        await self._gate.admit(told, container.name)
+        await self._gate.admit(_told(pod), container.name)
         adjustment = self._gate.adjustment(pod.uid, container.name)
         await self._gate.pre_start(pod.uid, container.name)
         record = _record(pod, container, CREATED)
@@ -146,10 +150,8 @@ class NriPlugin:
         record = self._index.get(request.container.id)
         if record is not None:
             adjustment = self._gate.adjustment(record.uid, record.name)
-            for name in adjustment.properties:
-                value = _property(request.linux_resources, name)
-                if value and value != "0":
-                    record.asked[name] = value
+            names = {*adjustment.properties, *record.asked}
+            self._gate.keep_asked(record, {name: _property(request.linux_resources, name) for name in names})
             if adjustment.properties:
                 answer.update.append(_update(record.id, adjustment.properties))
         return answer
@@ -172,13 +174,13 @@ class NriPlugin:
             self._index.put(found)
 
 
+def _told(pod: nri.PodSandbox) -> PodSpec:
+    return told_by_runtime(pod.uid, pod.namespace, pod.name, dict(pod.labels), dict(pod.annotations))
+
+
 def _record(pod: nri.PodSandbox, container: nri.Container, state: int | None = None) -> ContainerRecord:
     if state is None:
         state = {_NRI_CREATED: CREATED, _NRI_STOPPED: EXITED}.get(container.state, RUNNING)
-    try:
-        asked = msgspec.json.decode(container.annotations.get(ASKED, "{}"), type=dict[str, str])
-    except msgspec.DecodeError:
-        asked = {}
     return ContainerRecord(
         id=container.id,
         uid=pod.uid,
@@ -187,7 +189,6 @@ def _record(pod: nri.PodSandbox, container: nri.Container, state: int | None = N
         namespace=pod.namespace,
         pod=pod.name,
         state=state,
-        asked=asked,
         pid=container.pid,
     )
 

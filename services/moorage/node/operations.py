@@ -17,7 +17,7 @@ from moorage.qos.cpusets import format_cpuset, parse_cpuset
 from moorage.qos.memory_plugin import MemoryPlugin
 from moorage.qos.messages import AllocationRefused, Refusal, ResourcePlugin, TopologyHint
 
-from .containers import ContainerRecord
+from .containers import ContainerRecord, is_asked
 from .core.adjustment import drift
 from .core.properties import oci_properties
 from .http_api import Answer, OperationRefused
@@ -289,7 +289,7 @@ class AgentOperations:
         back = {}
         for name in oci_properties(given):
             value = record.asked.get(name, "")
-            if not value or value == "0":
+            if not is_asked(value):
                 value = everything.get(name, "")
             if value:
                 back[name] = value

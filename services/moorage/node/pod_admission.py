@@ -23,7 +23,7 @@ from moorage.qos.messages import ContainerSpec, ContainerType, PodSpec, Refusal,
 from moorage.qos.node_policy import NodePolicy
 from moorage.qos.topology_hints import Distances
 
-from .containers import COPY, Adjustment, ContainerIndex
+from .containers import COPY, Adjustment, ContainerIndex, ContainerRecord, is_asked
 from .core.checkpoint import encode_copy
 from .core.properties import container_annotations, environment, oci_properties
 from .cri_proxy import Refused
@@ -258,6 +258,12 @@ class PodAdmission:
         given = self._given(uid, container) if self.enabled else None
         return frozenset(oci_properties(given)) if given is not None else frozenset()
 
+    def keep_asked(self, record: ContainerRecord, asked: Mapping[str, str]) -> None:
+        now = {**record.asked, **{name: value for name, value in asked.items() if is_asked(value)}}
+        if now != record.asked:
+            record.asked = now
+            self._try_write()
+
     async def pre_start(self, uid: str, container: str) -> None:
         record = self.records.get(uid)
         if not self.enabled or record is None:
@@ -310,11 +316,14 @@ class PodAdmission:
         if self.records.pop(uid, None) is None:
             return
         self._changes += 1
+        self._try_write()
+        self._forget(uid)
+
+    def _try_write(self) -> None:
         try:
             self._write()
         except OSError as error:
             log.error("the checkpoint cannot be written", error=str(error))
-        self._forget(uid)
 
     def _forget(self, uid: str) -> None:
         self.removing[uid] = set(self._registry.names())

@@ -75,26 +75,34 @@ class Recovery:
             found = sandboxes.get(container.pod_sandbox_id)
             if found is None or container.state == EXITED:
                 continue
-            name, pod = container.metadata.name, found.metadata
-            asked = _read_asked(container.annotations.get(ASKED, "")) or self.asked.get(pod.uid, {}).get(name, {})
-            self._agent.index.put(
-                ContainerRecord(
-                    id=container.id,
-                    uid=pod.uid,
-                    name=name,
-                    sandbox=container.pod_sandbox_id,
-                    namespace=pod.namespace,
-                    pod=pod.name,
-                    state=container.state,
-                    asked=asked,
-                )
+            pod = found.metadata
+            record = ContainerRecord(
+                id=container.id,
+                uid=pod.uid,
+                name=container.metadata.name,
+                sandbox=container.pod_sandbox_id,
+                namespace=pod.namespace,
+                pod=pod.name,
+                state=container.state,
             )
-            if copy := container.annotations.get(COPY):
-                self._copies.setdefault(pod.uid, {})[name] = checkpoint.decode_copy(copy)
-            self._told[pod.uid] = told_by_runtime(
-                pod.uid, pod.namespace, pod.name, dict(found.labels), dict(found.annotations)
-            )
-            self._agent.source.name_static(self._told[pod.uid])
+            told = told_by_runtime(pod.uid, pod.namespace, pod.name, dict(found.labels), dict(found.annotations))
+            self.add(record, told, container.annotations)
+
+    def add(self, record: ContainerRecord, told: PodSpec, annotations: Mapping[str, str]) -> None:
+        """Takes over a container that is there, with what its annotations and the checkpoint tell of it."""
+        before, kept = self._agent.index.get(record.id), self.asked.get(record.uid, {})
+        if before is not None:
+            record.asked = before.asked
+        else:
+            # What was asked for since the container was created stands by its id.
+            record.asked = kept.get(record.id) or _read_asked(annotations.get(ASKED, "")) or kept.get(record.name, {})
+        self._agent.index.put(record)
+        if record.state == EXITED:
+            return
+        if copy := annotations.get(COPY):
+            self._copies.setdefault(record.uid, {})[record.name] = checkpoint.decode_copy(copy)
+        self._told[record.uid] = told
+        self._agent.source.name_static(told)
 
     def _rebuild(self) -> None:
         """Makes records of running pods that the checkpoint does not have, from plugins and annotations."""

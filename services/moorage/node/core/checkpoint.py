@@ -11,7 +11,7 @@ from moorage.qos.admission import PodRecord
 from moorage.qos.messages import PodAllocations, PodSpec, ResourceAllocation, ResourceAllocationInfo
 from moorage.qos.state_file import BadState, seal, unseal
 
-#: By container: what the kubelet asked for of the properties that plugins decide.
+#: By the id of a container, before by its name: what the kubelet asked for of the properties that plugins decide.
 Asked = dict[str, dict[str, str]]
 
 
