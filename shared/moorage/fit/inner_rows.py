@@ -12,6 +12,7 @@ from moorage.collections import LruDict, unique_rows
 from moorage.model.part_names import is_class
 from moorage.model.shapes import Shape
 from moorage.parts.inside import InnerPart, Layout, layout_of
+from moorage.qos.role_locks import ROLE_LOCK, fits_beside
 
 from .asked_parts import Asked
 from .budget import BudgetExceeded
@@ -237,9 +238,14 @@ def _reduced(layout: Layout, free: NDArray[np.int64], asked: Asked, limit: int) 
     """Returns what is free without what makes no difference: other classes, remainders, and more than all pods take."""
     units = asked.units(layout, limit)
     reduced = np.zeros_like(free)
-    for column, (_, name) in enumerate(layout.entries):
-        if name in units:
-            unit, most = units[name]
+    for column, (part, name) in enumerate(layout.entries):
+        if name not in units:
+            continue
+        unit, most = units[name]
+        if name == ROLE_LOCK:
+            capacity = layout.parts[part].inventories[name].capacity
+            reduced[:, column] = np.where(fits_beside(capacity - free[:, column], unit), capacity, 0)
+        else:
             reduced[:, column] = np.clip(free[:, column] // unit * unit, 0, most)
     return reduced
 

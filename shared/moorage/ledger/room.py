@@ -9,6 +9,7 @@ from moorage.fleet import Fleet
 from moorage.model.claims import Claim
 from moorage.model.slots import part_and_class, resource_of_part
 from moorage.parts.inside import part_id
+from moorage.qos.role_locks import ROLE_LOCK, is_mixed
 
 
 def free_of(fleet: Fleet, row: int, name: str) -> int | None:
@@ -51,6 +52,8 @@ def unshared_of(fleet: Fleet, row: int, name: str) -> int | None:
         at_other = other.position(cid, first + of_other)
         assert at_other is not None  # each entry of a layout has a position
         free -= each * int(other.claimed[at_other])
+    if kind == ROLE_LOCK and is_mixed(int(columns.capacity[at]) - free):
+        return -1  # pods of roles that do not share would be together
     return free
 
 

@@ -42,12 +42,14 @@ class ZoneReport(Value, kw_only=True, frozen=True):
 
 class RoleKind(Value, kw_only=True, frozen=True):
     """What pods of a role get from a node agent. `exclusive`: the main container has its CPUs alone. `one_zone`: they come from
-    one zone, or the pod is refused. `binds`: memory, too. `shares`: several of its pods may be bound to one zone."""
+    one zone, or the pod is refused. `binds`: memory, too. `shares`: several of its pods may be bound to one zone, each of which takes
+    `lock` of its lock."""
 
     exclusive: bool = False
     one_zone: bool = False
     binds: bool = False
     shares: bool = False
+    lock: int = 0
 
 
 #: A value whose type is not seen from it; one of the fields. Versions, quantities and bandwidths are not ordered as text is.

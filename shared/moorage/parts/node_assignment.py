@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from moorage.model.part_names import HW_NUMA_ROOT
+from moorage.qos.role_locks import ROLE_LOCK, fits_beside
 
 from .device_search import NO_DEVICE, Values
 from .device_slots import DeviceSlots, Given
@@ -355,8 +356,12 @@ class _Joint:
             for i, part in enumerate(tree.parts)
         ]
         self._cells: list[list[tuple[str, int]]] = [[] for _ in tree.parts]
+        #: The locks of zones, by their cells, with what they have.
+        self._locks: dict[int, int] = {}
         for (i, name), cell in tree.cells.items():
             self._cells[i].append((name, cell))
+            if name == ROLE_LOCK and name in tree.parts[i].units:
+                self._locks[cell] = tree.parts[i].units[name].capacity
 
     def run(self) -> list[tuple[int, list[int]]] | None:
         """Returns the number of the problem, and its choices, for each pod. It searches depth first, without recursion: a node may take
@@ -398,6 +403,10 @@ class _Joint:
                 yield number, []
                 continue
             own = [*room, *problem.own_room]
+            if lock := problem.total.get(ROLE_LOCK):
+                for cell, capacity in self._locks.items():
+                    if not fits_beside(capacity - room[cell], lock):
+                        own[cell] = 0
             found = Problem(problem.slots, own, problem.leave, problem.subtrees, problem.conditions, problem.values)
             for chosen in choices(found, self._budget):
                 yield number, chosen

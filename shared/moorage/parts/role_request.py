@@ -12,6 +12,7 @@ from moorage.model.part_reports import RoleKind
 from moorage.model.part_requests import PartGroup, RoleZone
 from moorage.model.shapes import EXCLUSIVE, Shape
 from moorage.podspec import ContainerResources, exclusive_cores
+from moorage.qos.role_locks import LOCK_TOTAL, ROLE_LOCK
 from moorage.qos.role_parts import role_amounts
 
 #: The suffix of the group of CPUs that a pod without a role has alone. Documents cannot name it.
@@ -34,7 +35,8 @@ def with_role_of(
         return shape
     if not kind.binds and own.role.cores * 1000 > largest.get("cpu", 0):
         kind = msgspec.structs.replace(kind, one_zone=False)
-    amounts = role_amounts(own.role, kind, counts_exclusive=EXCLUSIVE in zone_classes)
+    lock = largest.get(ROLE_LOCK, LOCK_TOTAL)
+    amounts = role_amounts(own.role, kind, counts_exclusive=EXCLUSIVE in zone_classes, lock=lock)
     groups = [msgspec.structs.replace(g, resources=amounts) if g is own else g for g in shape.groups]
     relations = [r for r in shape.relations if kind.one_zone or not isinstance(r, RoleZone)]
     return msgspec.structs.replace(shape, groups=groups, relations=relations)

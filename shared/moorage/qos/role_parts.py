@@ -11,11 +11,8 @@ from moorage.model.part_requests import RoleAsk
 from moorage.model.shapes import EXCLUSIVE
 
 from .node_policy import ALIASES, BUILT_IN_ROLES, RoleSpec
+from .role_locks import LOCK_TOTAL, ROLE_LOCK
 
-#: A class of zones. A pod of a role that shares its zone with no other takes all of it, other bound pods one unit, so that roles
-#: that do not share are apart also before the node's agent has seen their pods.
-ROLE_LOCK = "ROLE_LOCK"
-LOCK_TOTAL = 1 << 20
 #: The suffix of the group of parts that pods with roles ask for. Documents cannot name it.
 ROLE_GROUP = "moorage.dev/role"
 _OTHERS = re.compile("[^A-Z0-9_]", re.ASCII)
@@ -41,19 +38,16 @@ def reported(name: str) -> str:
     return CUSTOM + name
 
 
-def lock_amount(name: str, role: RoleSpec) -> int:
-    """Returns how much of the lock of its zone a pod takes."""
-    shares = ALIASES.get(name, name) in {ALIASES.get(other, other) for other in role.shares_numa_with}
-    return 1 if shares else LOCK_TOTAL
-
-
 def group_of_resource(resource: str) -> str:
     """Returns the suffix of the group of an extended resource of a pod with a role."""
     return f"{ROLE_GROUP}/{resource}"
 
 
-def role_amounts(ask: RoleAsk, kind: RoleKind, *, counts_exclusive: bool = False) -> dict[str, int]:
-    """Returns what a pod takes of its zone, where its role gets this. `counts_exclusive`: the zone tells CPUs that pods have alone."""
+def role_amounts(
+    ask: RoleAsk, kind: RoleKind, *, counts_exclusive: bool = False, lock: int = LOCK_TOTAL
+) -> dict[str, int]:
+    """Returns what a pod takes of its zone, where its role gets this. `counts_exclusive`: the zone tells CPUs that pods have alone;
+    `lock`: the whole of its lock."""
     found: dict[str, int] = {}
     if kind.exclusive and kind.one_zone:
         found["cpu"] = ask.cores * 1000
@@ -61,7 +55,7 @@ def role_amounts(ask: RoleAsk, kind: RoleKind, *, counts_exclusive: bool = False
             found[EXCLUSIVE] = ask.cores
     if kind.binds:
         found |= ask.memory
-        found[ROLE_LOCK] = 1 if kind.shares else LOCK_TOTAL
+        found[ROLE_LOCK] = (kind.lock or 1) if kind.shares else lock
     return {name: amount for name, amount in found.items() if amount}
 
 

@@ -15,7 +15,8 @@ from .machine import Machine
 from .memory_plugin import HUGEPAGES
 from .messages import ResourceAllocation, nodes_of
 from .node_policy import NodePolicy, RoleSpec
-from .role_parts import LOCK_TOTAL, ROLE_LOCK, known_trait, lock_amount, reported, role_trait
+from .role_locks import LOCK_TOTAL, ROLE_LOCK, lock_amount
+from .role_parts import known_trait, reported, role_trait
 
 #: What a pod takes of zones, by zone and class, in the text of reports.
 ZoneAmounts = dict[int, dict[str, float]]
@@ -149,7 +150,7 @@ def zone_amounts(record: PodRecord, policy: NodePolicy) -> ZoneAmounts:
     role: RoleSpec | None = policy.role(record.pod.role) if record.pod.role else None
     if role is not None:
         for zone in nodes_of(bound_zones(record, policy)):
-            found.setdefault(zone, {})[_LOCK] = lock_amount(record.pod.role, role)
+            found.setdefault(zone, {})[_LOCK] = lock_amount(policy, record.pod.role)
     return found
 
 
@@ -194,10 +195,12 @@ def _kinds(policy: NodePolicy) -> dict[str, RoleKind]:
 
 def _kind(policy: NodePolicy, name: str, role: RoleSpec) -> RoleKind:
     """Returns what pods of a role get. CPUs of their own must be aligned unless the policy only tries to."""
+    lock = lock_amount(policy, name) if role.binds else LOCK_TOTAL
     strict = policy.spec.topology_policy not in ("none", "best-effort")
     return RoleKind(
         exclusive=role.exclusive,
         one_zone=role.binds or (role.exclusive and strict),
         binds=role.binds,
-        shares=lock_amount(name, role) == 1,
+        shares=lock < LOCK_TOTAL,
+        lock=lock if lock < LOCK_TOTAL else 0,
     )

@@ -44,11 +44,12 @@ def policy(rng: Random, zones: int, cpus: int) -> str:
             "offline": {"cpus": f"{cut}-{total - 1}", "min": rng.randint(1, 3)},
         }
     roles: dict[str, Any] = {"tool": {"pool": "offline"}}
-    chosen = rng.sample(("db", "kin", "bound", "one", "ETL"), 4)
+    chosen = rng.sample(("db", "kin", "mates", "bound", "one", "ETL"), 5)
     for name in [*chosen, *(["two"] if "one" in chosen else [])]:
         roles[name] = {
             "db": {"exclusive": True, "numa": "bind"},
             "kin": {"exclusive": rng.random() < 0.7, "numa": "bind", "sharesNumaWith": ["kin"]},
+            "mates": {"exclusive": rng.random() < 0.5, "numa": "bind", "sharesNumaWith": ["mates"]},
             "bound": {"numa": "bind"},
             "one": {"exclusive": True, "numa": "bind", "sharesNumaWith": ["two"]},
             "two": {"exclusive": True, "numa": "bind", "sharesNumaWith": ["one"]},
@@ -166,7 +167,21 @@ class World(ReportedCluster):
 
     def decide(self) -> None:
         rng = self.rng
-        roles = ("", "", "db", "kin", "bound", "one", "two", "ETL", "tool", "storage-service", "reranker", "nobody")
+        roles = (
+            "",
+            "",
+            "db",
+            "kin",
+            "mates",
+            "bound",
+            "one",
+            "two",
+            "ETL",
+            "tool",
+            "storage-service",
+            "reranker",
+            "nobody",
+        )
         role, cores = rng.choice(roles), rng.randint(1, 5)
         cpu = cores * 1000 - rng.choice((0, 0, 500))
         memory, sidecar = rng.randint(1, 5) * GiB, rng.choice((0, 0, 500))

@@ -9,7 +9,8 @@ from moorage.model.part_reports import RoleKind
 from moorage.model.part_requests import PartGroup, Relation, RoleAsk, RoleZone
 from moorage.podspec import ContainerResources, pod_requests
 from moorage.qos.node_policy import ALIASES
-from moorage.qos.role_parts import ROLE_GROUP, group_of_resource, known_role, lock_amount, role_amounts, role_trait
+from moorage.qos.role_locks import shares_with_itself
+from moorage.qos.role_parts import ROLE_GROUP, group_of_resource, known_role, role_amounts, role_trait
 
 from .part_groups import PartNeeds
 
@@ -29,7 +30,7 @@ def with_role(
     found = known_role(role)
     kind = RoleKind()
     if found is not None:
-        shares = lock_amount(role, found) == 1
+        shares = shares_with_itself(role, found)
         kind = RoleKind(exclusive=found.exclusive, one_zone=found.binds, binds=found.binds, shares=shares)
     own = PartGroup(
         suffix=ROLE_GROUP,

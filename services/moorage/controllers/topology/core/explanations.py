@@ -21,6 +21,7 @@ from moorage.parts import Group, pod_request
 from moorage.parts.pod_request import ZONE
 from moorage.parts.properties import meets
 from moorage.parts.role_request import CORES_GROUP, cores_alone, role_group, with_cores_of_zones, with_role_of
+from moorage.qos.role_locks import LOCK_TOTAL, ROLE_LOCK, fits_beside
 from moorage.qos.role_parts import ROLE_GROUP, known_trait
 from moorage.sdk import EXCLUSIVE, Fleet, Isolated, Mask, OneZone, Reason, RootConditions, SameSubtree, Shape
 
@@ -132,7 +133,10 @@ class PartExplanations:
         if clusters.any():
             message = f"nodes keep the role of {self._shape.object} for other namespaces"
             yield self._reason("RoleForbidden", clusters, message, group=ROLE_GROUP), clusters
-        clusters = self._without(self._meets(group, spread=False), nowhere)
+        is_open = self._meets(group, spread=False)
+        if lock := group.resources.get(ROLE_LOCK):
+            is_open &= fits_beside(np.maximum(LOCK_TOTAL - self._free(ROLE_LOCK), 0), lock)
+        clusters = self._without(is_open, nowhere)
         if clusters.any():
             count = int(np.count_nonzero(allowed & clusters[self._cluster]))
             message = f"{count} zones are held by pods of roles that do not share them with {self._shape.object}"
