@@ -154,7 +154,7 @@ def test_roles_are_told_with_what_they_get() -> None:
     roles = layout(told.known()).inside.roles
     assert roles["db"] == RoleKind(exclusive=True, one_zone=True, binds=True)
     assert roles["fast"] == RoleKind(exclusive=True, one_zone=True)
-    assert roles["kin"] == RoleKind(one_zone=True, binds=True, shares=True)
+    assert roles["kin"] == RoleKind(one_zone=True, binds=True, shares=True, lock=1)
     assert roles["ETL"] == RoleKind()
 
 
