@@ -126,3 +126,10 @@ def test_what_holds_keys_is_read_by_its_owner_alone(state: StateDirectory, what:
     brokers.write_nats_conf(state, "127.0.0.1:4222", secrets, installed())
     brokers.write_redis_conf(state, 6379, secrets)
     assert getattr(state, what).stat().st_mode & 0o777 == 0o600
+
+
+def test_no_port_is_chosen_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second server of a mesh gets its port before the first one listens."""
+    monkeypatch.setattr(brokers, "_SERVER_PORTS", range(22_000, 22_100))
+    found = [brokers.free_port() for _ in range(60)]
+    assert len(set(found)) == len(found)

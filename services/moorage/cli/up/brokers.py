@@ -33,14 +33,18 @@ _REDIS_MISSING = (
 
 #: Below the ports that kernels give to connections: one of those may be in use again before a server starts, or restarts, on it.
 _SERVER_PORTS = range(22_000, 31_000)
+_chosen: set[int] = set()  # by this process, whose servers may not listen yet
 
 
 def free_port() -> int:
-    """Returns a port on which nobody listens."""
+    """Returns a port on which nobody listens, and another one at each call."""
     for port in (*random.sample(_SERVER_PORTS, 100), 0):  # of the last one the kernel makes what is free
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
-            return int(probe.getsockname()[1])
+            found = int(probe.getsockname()[1])
+            if found not in _chosen:
+                _chosen.add(found)
+                return found
     raise Failure("no port is free on 127.0.0.1")
 
 
@@ -123,6 +127,7 @@ def nats_port(secrets: Credentials, requested: int) -> int:
                 port = secrets.nats_port or free_port()
             except OSError:
                 port = free_port()
+    _chosen.add(port)
     secrets.nats_port = port
     return port
 
