@@ -18,7 +18,7 @@ from moorage.model.machines import Allow
 from moorage.model.reports import Taint
 from moorage.model.shapes import EXCLUSIVE
 from moorage.model.shared_slots import SharedSlots
-from moorage.model.slots import PodParts, part_and_class, part_resources
+from moorage.model.slots import PodParts, part_and_class, part_resources, resource_of_part
 from moorage.parts.inside import Layout, layout_of, part_id, path_of
 from moorage.podspec import is_host_port
 
@@ -207,6 +207,30 @@ class Fleet(ClusterColumns):
         if sign < 0:
             self._improved[row] = self._improved_cluster[cid] = self.tick
         return complete
+
+    def take_in_common(self, cid: int, amounts: Mapping[str, int], sign: int = 1) -> None:
+        """Claims amounts (`resource_of_part`) of parts that several nodes of a cluster reach, or releases them (sign -1), for
+        somebody who is on none of these nodes."""
+        self.tick += 1
+        for name, amount in amounts.items():
+            part, kind = part_and_class(name) or (name, "")
+            rows = self.parts.claim_in_common(cid, part, kind, sign * amount, self.rows_of_part(cid, part))
+            if sign < 0:
+                self._improved[self.parts.node[rows]] = self._improved_cluster[cid] = self.tick
+        self._changed[cid] = self.tick
+
+    def taken_in_common(self, cid: int) -> dict[str, int]:
+        """Returns what is claimed of parts of a cluster for nobody on a node."""
+        held = self.parts.claimed_in_common(cid)
+        return {resource_of_part(part, kind): amount for (part, kind), amount in held.items() if amount}
+
+    def rows_of_part(self, cid: int, ident: str) -> NDArray[np.int64]:
+        """Returns the rows of a part among the parts, at all nodes that have it."""
+        shared = self.parts.shared_in(cid).get(ident)
+        if shared is not None:
+            return shared
+        found = (self.part_row(int(row), ident) for row in self.rows_of(cid))  # it is of one node now, or gone
+        return np.array([row for row in found if row is not None], np.int64)
 
     def parts_taken(self, row: int) -> dict[str, dict[str, int]]:
         """Returns what is claimed of the parts of a node, by id and class. What other nodes claim of those that they reach, too, is

@@ -65,6 +65,15 @@ class PartClass:
         start, count = self._runs.get(cluster, (0, 0))
         return slice(start, start + count)
 
+    def having(self, cluster: int, rows: Rows) -> tuple[Rows, Rows]:
+        """Returns those of a cluster's rows that have the class, and their entries."""
+        run = self.run(cluster)
+        if run.stop == run.start:
+            return _NO_ROWS, _NO_ROWS
+        at = run.start + np.minimum(np.searchsorted(self.row[run], rows), run.stop - run.start - 1)
+        there = self.row[at] == rows
+        return rows[there], at[there]
+
     def positions(self, cluster: int, rows: Rows) -> Rows:
         """Returns the entries of rows of a cluster that all have the class."""
         run = self.run(cluster)
@@ -308,6 +317,7 @@ class FleetParts:
         self._shared: dict[int, dict[str, Rows]] = {}  # by cluster and id
         self._reaching: dict[int, dict[str, Rows]] = {}  # those rows of them whose nodes reach the part
         self._of_others: dict[int, dict[tuple[str, int], int]] = {}  # by cluster: class and row → what others claim
+        self._in_common: dict[int, dict[tuple[str, str], int]] = {}  # by cluster: id and class → what no node claims
 
     @property
     def n(self) -> int:
@@ -363,11 +373,25 @@ class FleetParts:
     def claim_of_others(self, cluster: int, ident: str, own: int | None, name: str, amount: int) -> Rows:
         """Claims an amount of a part at all nodes that reach it but the one where its row is `own`. Returns their rows."""
         rows = self._shared.get(cluster, {}).get(ident, _NO_ROWS)
-        rows = rows[rows != own] if own is not None else rows
+        return self._claim(cluster, rows[rows != own] if own is not None else rows, name, amount)
+
+    def claim_in_common(self, cluster: int, ident: str, name: str, amount: int, rows: Rows) -> Rows:
+        """Claims an amount of a part, which has these rows, for somebody who is on none of the nodes that reach it. Returns the
+        rows."""
+        held = self._in_common.setdefault(cluster, {})
+        held[ident, name] = held.get((ident, name), 0) + amount
+        return self._claim(cluster, rows, name, amount)
+
+    def claimed_in_common(self, cluster: int) -> Mapping[tuple[str, str], int]:
+        """Returns what is claimed of parts for nobody on a node, by id and class."""
+        return self._in_common.get(cluster, {})
+
+    def _claim(self, cluster: int, rows: Rows, name: str, amount: int) -> Rows:
         columns = self.classes.get(name)
         if columns is None or not len(rows):
             return _NO_ROWS
-        columns.claimed[columns.positions(cluster, rows)] += amount
+        rows, at = columns.having(cluster, rows)
+        columns.claimed[at] += amount
         known = self._of_others.setdefault(cluster, {})
         for row in rows.tolist():
             known[name, row] = known.get((name, row), 0) + amount
@@ -555,6 +579,7 @@ class FleetParts:
         self._shared.pop(cluster, None)
         self._reaching.pop(cluster, None)
         self._of_others.pop(cluster, None)
+        self._in_common.pop(cluster, None)
         if found is None:
             return
         here = slice(found.start, found.start + found.length)

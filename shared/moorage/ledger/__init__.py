@@ -20,7 +20,7 @@ from .follower import (
 )
 from .ledger import ActiveClaim, Changes, Ledger
 from .own_places import Placed, assign_beside_own
-from .room import free_of, unshared_of
+from .room import free_in_common, free_of, is_reached, unshared_of
 from .snapshots import newest_snapshot, read_snapshot, write_snapshot
 from .takeovers import Wanted
 
@@ -53,7 +53,9 @@ __all__ = [
     "encode_commit",
     "encode_entry",
     "existing_placement",
+    "free_in_common",
     "free_of",
+    "is_reached",
     "keep_capacity",
     "keep_quotas",
     "newest_snapshot",

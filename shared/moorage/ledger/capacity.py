@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from moorage.fit.inner_rows import holds_open_pods
 from moorage.fit.static_inside import StaticInside
 from moorage.fleet import Fleet, FleetChange
+from moorage.model.allocations import IN_COMMON
 from moorage.model.claims import Allocation, Claim, Decision, SlotGrants, SlotReservations
 from moorage.model.machine_slots import ReservedSlots, machine_of, reservation_claim
 from moorage.model.slots import part_and_class
@@ -31,7 +32,7 @@ from .ledger import ActiveClaim, Changes, Ledger
 from .machine_room import add_slot, granted_room, loses_taken, reserved_room
 from .open_pods import OpenPods
 from .part_moves import parts_moved
-from .room import free_of
+from .room import free_in_common, free_of, is_reached
 from .shared_room import SharedRoom, taken_with
 
 FamilyAmounts = dict[Family, NodeAmounts]
@@ -44,6 +45,18 @@ def excess(after: NodeAmounts, now: NodeAmounts) -> NodeAmounts:
         return after
     more = ((node, beyond(amounts, now.get(node, {}))) for node, amounts in after.items())
     return {node: extra for node, extra in more if extra}
+
+
+def _changes(taken: Amounts, after: Amounts) -> tuple[Amounts, Amounts]:
+    """Returns what is to be taken more, and what less, so that it is `after` instead of `taken`."""
+    if not taken:
+        change = after
+    elif not after:
+        change = {n: -a for n, a in taken.items()}
+    else:
+        change = {n: after.get(n, 0) - taken.get(n, 0) for n in {**after, **taken}}
+    # Slots that are offered are taken amounts below zero.
+    return {n: a for n, a in change.items() if a > 0}, {n: -a for n, a in change.items() if a < 0}
 
 
 class Capacity:
@@ -186,12 +199,21 @@ class Capacity:
         for cluster, by_node in self._entries_in_flight.get(entry, {}).items():
             cid = self.fleet.ids.get(cluster)
             for node, amounts in by_node.items():
+                if node == IN_COMMON:
+                    if not self._holds_in_common(cid, amounts):
+                        return False
+                    continue
                 row = self.fleet.row_of(cid, node) if cid is not None else None
                 if row is None or not self.fleet.usable[row] or not holds_open_pods(self.fleet, row):
                     return False
                 if any((free := free_of(self.fleet, row, name)) is None or free < 0 for name in amounts):
                     return False
         return True
+
+    def _holds_in_common(self, cid: int | None, amounts: Amounts) -> bool:
+        return cid is not None and all(
+            is_reached(self.fleet, cid, name) and (free_in_common(self.fleet, cid, name) or 0) >= 0 for name in amounts
+        )
 
     def keeps_slots(self, entry: SlotReservations) -> bool:
         """Returns whether no slot goes that somebody has, unless all slots of the type go."""
@@ -524,25 +546,26 @@ class Capacity:
 
     def _take(self, cid: int, node: str, before: Amounts | None, after: Amounts) -> None:
         """Takes the difference from the fleet's row. `before` None: from what the row has taken itself."""
+        if node == IN_COMMON:
+            self._take_in_common(cid, before, after)
+            return
         row = self.fleet.row_of(cid, node)
         if row is None or after:
             self._mark_absent(cid, node, absent=row is None and bool(after))
         if row is None:
             return
-        taken = self.fleet.taken(row) if before is None else before
-        if not taken:
-            change = after
-        elif not after:
-            change = {n: -a for n, a in taken.items()}
-        else:
-            change = {n: after.get(n, 0) - taken.get(n, 0) for n in {**after, **taken}}
-        # Slots that are offered are taken amounts below zero.
-        more = {n: a for n, a in change.items() if a > 0}
-        less = {n: -a for n, a in change.items() if a < 0}
+        more, less = _changes(self.fleet.taken(row) if before is None else before, after)
         if more:
             self.fleet.take(row, more, 1)
         if less:
             self.fleet.take(row, less, -1)
+
+    def _take_in_common(self, cid: int, before: Amounts | None, after: Amounts) -> None:
+        more, less = _changes(self.fleet.taken_in_common(cid) if before is None else before, after)
+        if more:
+            self.fleet.take_in_common(cid, more)
+        if less:
+            self.fleet.take_in_common(cid, less, -1)
 
     def _mark_absent(self, cid: int, node: str, *, absent: bool) -> None:
         cluster = self.fleet.names[cid]

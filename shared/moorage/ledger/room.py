@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+import numpy as np
+from numpy.typing import NDArray
+
 from moorage.fit.static_inside import StaticInside, consumed_entries
 from moorage.fleet import Fleet
 from moorage.model.claims import Claim
@@ -57,13 +60,53 @@ def unshared_of(fleet: Fleet, row: int, name: str) -> int | None:
     return free
 
 
+def free_in_common(fleet: Fleet, cid: int, name: str, *, itself: bool = False) -> int | None:
+    """Returns what a part that several nodes reach has free of a class, also in the parts of which that is taken, unless it is to be
+    of the part `itself`; None if it is gone."""
+    part, kind = part_and_class(name) or (name, "")
+    rows, columns = _reaching(fleet, cid, part), fleet.parts.classes.get(kind)
+    if columns is None or not len(rows):
+        return None
+    free = (unshared_of if itself else free_of)(fleet, int(fleet.parts.node[rows[0]]), name)
+    _, at = columns.having(cid, rows)
+    if free is None or not len(at):
+        return None
+    # The reports of the nodes may differ for a moment.
+    return min(free, int((columns.capacity[at] - columns.used[at] - columns.claimed[at]).min()))
+
+
+def is_reached(fleet: Fleet, cid: int, name: str) -> bool:
+    """Returns whether a usable node reaches the part that an amount is of."""
+    part, _ = part_and_class(name) or (name, "")
+    return bool(fleet.usable[fleet.parts.node[_reaching(fleet, cid, part)]].any())
+
+
+def _reaching(fleet: Fleet, cid: int, part: str) -> NDArray[np.int64]:
+    rows = fleet.parts.reaching(cid, part)
+    return rows if len(rows) else fleet.rows_of_part(cid, part)
+
+
 def unclaimed_of(fleet: Fleet, row: int, name: str) -> int | None:
-    """Returns what a part of a node would have free if nothing of it were claimed; None if it is gone."""
-    of_part = part_and_class(name)
+    """Returns what a part of a node would have free if no slot had any of it; None if it is gone."""
+    of_part, cid = part_and_class(name), int(fleet.cluster[row])
     part = None if of_part is None else fleet.part_row(row, of_part[0])
     columns = None if of_part is None else fleet.parts.classes.get(of_part[1])
-    at = None if part is None or columns is None else columns.position(int(fleet.cluster[row]), part)
-    return None if at is None or columns is None else int(columns.capacity[at] - columns.used[at])
+    at = None if part is None or columns is None else columns.position(cid, part)
+    if at is None or columns is None or of_part is None:
+        return None
+    free = int(columns.capacity[at] - columns.used[at])
+    return free - _taken_in_common(fleet, row, *of_part) if fleet.parts.claimed_in_common(cid) else free
+
+
+def _taken_in_common(fleet: Fleet, row: int, ident: str, kind: str) -> int:
+    """Returns what is taken of a part of a node for nobody on a node, also through devices that take of it."""
+    held, (_, layout) = fleet.parts.claimed_in_common(int(fleet.cluster[row])), fleet.inside(row)
+    found = held.get((ident, kind), 0)
+    entry = layout.entry_at.get((fleet.path_of(row, ident, layout), kind), -1)
+    for number, each in StaticInside.of(layout).consumers.get(entry, {}).items():
+        at, name = layout.entries[number]
+        found += each * held.get((part_id(fleet.node_name(row), layout.parts[at].path), name), 0)
+    return found
 
 
 def gone_parts(claims: Iterable[Claim], fleet: Fleet) -> list[str]:

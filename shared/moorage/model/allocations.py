@@ -5,6 +5,8 @@ from __future__ import annotations
 from .base import Value
 
 MAX_INT = 0x7FFFFFFF
+#: Stands for the node where consumers hold parts that several nodes reach: these stay theirs whichever nodes go.
+IN_COMMON = ""
 
 
 class InventoryRecord(Value, kw_only=True, frozen=True):

@@ -12,6 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from moorage.parsing import CAPACITY_MAX
+
 from .alike_trees import alike
 from .forest import POOLS, Forest
 from .properties import meets
@@ -23,6 +25,8 @@ Rows = NDArray[np.int64]
 _CHUNKS = (16, 128, 1024)
 #: Rows are looked up one by one where they are fewer than one of so many.
 _FEW = 64
+#: Stands for the classes whose units take of parents, together.
+_OF_PARENTS = "of parents"
 #: Choices whose parts are marked in one number.
 _BITS = 62
 
@@ -94,10 +98,10 @@ def candidate_rounds(
     forest: Forest, request: Request, budget: Budget, one_part_a_tree: bool = False, start: float = 0.0
 ) -> Iterator[Round | None]:
     """Yields candidates of many trees at a time, otherwise as `candidates_in_steps`."""
-    serving = forest.sharing_with()
-    choices = _choices(forest, request, serving)
+    choices = _choices(forest, request)
     if choices is None:
         return
+    serving = forest.sharing_with() if any(choice.shared for choice in choices) else {}
     anchors = _anchors(forest, request, choices, serving)
     if not len(anchors):
         return
@@ -203,8 +207,9 @@ class _Kind:
                 return
 
 
-def _choices(forest: Forest, request: Request, serving: Mapping[int, set[int]]) -> list[_Choice] | None:
+def _choices(forest: Forest, request: Request) -> list[_Choice] | None:
     found: list[_Choice] = []
+    sharing = forest.sharing()
     known: dict[object, Rows] = {}
     for suffix, group in request.groups.items():
         if suffix != NAMELESS:
@@ -224,8 +229,8 @@ def _choices(forest: Forest, request: Request, serving: Mapping[int, set[int]]) 
             if not len(rows):
                 return None
             shared: tuple[int, ...] = ()
-            if serving and not (suffix == NAMELESS and tree is not None):
-                shared = tuple(row for row in rows.tolist() if row in serving)
+            if len(sharing) and not (suffix == NAMELESS and tree is not None):
+                shared = tuple(rows[np.isin(rows, sharing)].tolist())
                 if suffix == NAMELESS and group.member_of:
                     shared = tuple(row for row in shared if _is_member(forest, group, row))
             found.append(_Choice(suffix, resources, rows, shared))
@@ -311,8 +316,8 @@ def _anchors(forest: Forest, request: Request, choices: list[_Choice], serving: 
     for choice in {id(choice.rows): choice for choice in choices}.values():
         here = np.zeros(n, np.bool_)
         here[forest.root[choice.rows]] = True
-        for row in choice.shared:
-            here[list(serving[row])] = True
+        for served in {id(served): served for served in map(serving.__getitem__, choice.shared)}.values():
+            here[list(served)] = True
         mask &= here
     if nameless is not None and not nameless.resources:
         mask &= _meets_in_one_part(forest, nameless)
@@ -354,9 +359,11 @@ class _Solver:
         asked: dict[str, int] = {}
         for choice in choices:
             for name in choice.resources:
-                pool = POOLS.get(name, name)
+                pool = self._pool(name)
                 asked[pool] = asked.get(pool, 0) + 1
-        self._contended = {name for c in choices for name in c.resources if asked[POOLS.get(name, name)] > 1}
+        self._contended = {name for c in choices for name in c.resources if asked[self._pool(name)] > 1}
+        taking = [name for name in self._contended if forest.classes[name].any_takes]
+        self._taken_with = forest.taken_with(taking)
         number = {c.suffix: i for i, c in enumerate(choices) if c.suffix != NAMELESS}
         self._subtrees = tuple(
             Subtree(tuple(sorted(number[s] for s in r.together)), tuple(sorted(number[s] for s in r.apart)))
@@ -368,6 +375,10 @@ class _Solver:
         self._witness = nameless if nameless is not None and not nameless.resources else None
         self._room_by_row: dict[str, list[Rows]] = {}
 
+    def _pool(self, name: str) -> str:
+        """Returns what stands for all classes whose units may be taken of the same amounts."""
+        return _OF_PARENTS if self.forest.classes[name].any_takes else POOLS.get(name, name)
+
     def columns(self, rows: Rows) -> list[Rows]:
         """Returns all that matters of these rows to trees without parts of others."""
         forest = self.forest
@@ -378,7 +389,12 @@ class _Solver:
             at = np.minimum(of.searchsorted(rows), len(of) - 1)
             found[-1] |= (of[at] == rows).astype(np.int64) << number % _BITS
         for name, most in self._contended_amounts():
-            found += self._rooms(name, most, rows)
+            *room, takes = self._rooms(name, most, rows)
+            found += room
+            if forest.classes[name].any_takes:
+                found += [takes, np.where(takes > 0, rows - forest.parent[rows], 0)]
+        for name in self._taken_with:
+            found.append(self._rooms(name, CAPACITY_MAX, rows)[0])
         if self._subtrees:
             found.append(forest.leave[rows] - rows)
         for any_of in self._together:
@@ -392,9 +408,9 @@ class _Solver:
         asked: dict[str, int] = {}
         for choice in self._choices:
             for name, amount in choice.resources.items():
-                pool = POOLS.get(name, name)
+                pool = self._pool(name)
                 asked[pool] = asked.get(pool, 0) + amount
-        return [(name, asked[POOLS.get(name, name)]) for name in sorted(self._contended)]
+        return [(name, asked[self._pool(name)]) for name in sorted(self._contended)]
 
     def _rooms(self, name: str, most: int, rows: Rows) -> list[Rows]:
         if name not in self._room_by_row and len(rows) * _FEW < self.forest.n:
@@ -422,12 +438,13 @@ class _Solver:
                 for row in rows:
                     needs: dict[int, int] = {}
                     for name, amount in contended:
-                        for key, have in ((row, name), forest.room(row, name)), *forest.pools(row, name):
+                        own = (row, name), forest.room(row, name), 1
+                        for key, have, units in own, *forest.pools(row, name):
                             cell = cells.get(key)
                             if cell is None:
                                 cell = cells[key] = len(room)
                                 room.append(have)
-                            needs[cell] = needs.get(cell, 0) + amount
+                            needs[cell] = needs.get(cell, 0) + amount * units
                     takes.append(tuple(needs.items()))
             covers: list[int] = []
             if self._together and choice.suffix == NAMELESS:

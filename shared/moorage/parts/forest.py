@@ -73,7 +73,7 @@ class TreeRows(NamedTuple):
 class ClassRows(NamedTuple):
     """The inventories of a class in a block, as columns; `row` ascends from the block's first row, and so does `above`: the next
     part upwards from which all that is taken is taken, too (-1: none). `pool` is what the whole tree still has of it (-1: it
-    has no such limit)."""
+    has no such limit). `takes` is the number of what a unit takes of the part's parent (`Forest.takes`)."""
 
     row: Rows
     capacity: Rows
@@ -83,13 +83,15 @@ class ClassRows(NamedTuple):
     step_size: Rows
     above: Rows
     pool: Rows
+    takes: Rows
 
 
 class ClassColumns:
-    """The inventories of one class: a run of entries for each block, in the order of the block's rows."""
+    """The inventories of one class: a run of entries for each block, in the order of the block's rows. `any_takes` tells that units
+    of some part took of its parent."""
 
-    COLUMNS = ("row", "capacity", "used", "min_unit", "max_unit", "step_size", "above", "pool")
-    __slots__ = (*COLUMNS, "_blocks", "_runs")
+    COLUMNS = ("row", "capacity", "used", "min_unit", "max_unit", "step_size", "above", "pool", "takes")
+    __slots__ = (*COLUMNS, "_blocks", "_runs", "any_takes")
 
     def __init__(self) -> None:
         self._blocks = Blocks()
@@ -102,6 +104,8 @@ class ClassColumns:
         self.step_size: NDArray[np.int64] = np.empty(0, np.int64)
         self.above: NDArray[np.int64] = np.empty(0, np.int64)
         self.pool: NDArray[np.int64] = np.empty(0, np.int64)
+        self.takes: NDArray[np.int64] = np.empty(0, np.int64)
+        self.any_takes = False
 
     def write_columns(self, block: int, first: int, columns: ClassRows) -> None:
         """Replaces the entries of a block whose first row is `first`."""
@@ -117,6 +121,7 @@ class ClassColumns:
             getattr(self, name)[here] = values
         self.row[here] += first
         self.above[here] = np.where(columns.above < 0, -1, columns.above + first)
+        self.any_takes |= bool(columns.takes.any())
 
     def write(self, block: int, entries: Sequence[tuple[int, Inventory, int]]) -> None:
         """Replaces the entries (row, inventory, used) of a block."""
@@ -138,6 +143,7 @@ class ClassColumns:
         self.max_unit[here] = [inventory.max_unit for _, inventory, _ in entries]
         self.step_size[here] = [inventory.step_size for _, inventory, _ in entries]
         self.above[here] = self.pool[here] = -1
+        self.takes[here] = 0
         self._runs[block] = start, count
 
     @property
@@ -176,6 +182,7 @@ class ClassColumns:
         self.step_size = grown(self.step_size, length, 1)
         self.above = grown(self.above, length, -1)
         self.pool = grown(self.pool, length, -1)
+        self.takes = grown(self.takes, length)
 
 
 class Forest:
@@ -198,7 +205,10 @@ class Forest:
         self._runs: dict[int, tuple[int, int]] = {}
         self._classes_of: dict[int, frozenset[str]] = {}
         self._sharing: set[int] = set()
-        self._served_by: dict[int, set[int]] | None = None  # by sharing part; None: to be found anew
+        self._able: Rows | None = None  # of the sharing parts those that are not disabled; None: to be found anew
+        self._served_by: dict[int, set[int]] | None = None  # by sharing part
+        self._takes: list[tuple[tuple[str, int], ...]] = [()]
+        self._take_numbers: dict[tuple[tuple[str, int], ...], int] = {(): 0}
 
     @property
     def n(self) -> int:
@@ -255,7 +265,8 @@ class Forest:
             self.ids[start : start + count] = trees.ids
             self.rows.update(zip(trees.ids, range(start, start + count), strict=True))
         here = slice(start, start + count)
-        self._served_by = None
+        if not self._shares_as_before(here, trees):
+            self._forget_sharing()
         self._sharing.difference_update([row for row in self._sharing if start <= row < start + count])
         self.root[here] = trees.root + start
         self.parent[here] = np.where(trees.parent < 0, -1, trees.parent + start)
@@ -267,6 +278,18 @@ class Forest:
         shares = self.traits.where("shares", lambda traits: SHARES in traits)[trees.traits]
         self._sharing.update((start + np.flatnonzero(shares)).tolist())
         return start
+
+    def _shares_as_before(self, here: slice, trees: TreeRows) -> bool:
+        """Returns whether a block serves, and is served by, the same parts once these trees are written."""
+        return (
+            bool((self.root[here] == trees.root + here.start).all())
+            and bool((self.aggregate_set[here] == trees.aggregates).all())
+            and bool((self.trait_set[here] == trees.traits).all())
+            and bool((self.disabled[here] == trees.disabled).all())
+        )
+
+    def _forget_sharing(self) -> None:
+        self._able = self._served_by = None
 
     def write_classes(self, block: int, classes: Mapping[str, ClassRows]) -> None:
         """Replaces the inventories of a block that was written by `write_rows`."""
@@ -283,7 +306,7 @@ class Forest:
         self.trait_set[row] = self.traits.number(names)
         members = self.aggregates.sets[int(self.aggregate_set[row])].union(aggregates)
         self.aggregate_set[row] = self.aggregates.number(members)
-        self._served_by = None
+        self._forget_sharing()
         if SHARES in names:
             self._sharing.add(row)
 
@@ -312,21 +335,40 @@ class Forest:
             return 0
         return min(int(columns.capacity[at] - columns.used[at]), int(columns.max_unit[at]))
 
-    def pools(self, row: int, name: str) -> Iterator[tuple[tuple[int, str], int]]:
-        """Yields from where else each unit of a class is taken that is taken of a part, and how much of it is there."""
+    def pools(self, row: int, name: str) -> Iterator[tuple[tuple[int, str], int, int]]:
+        """Yields from where else each unit of a class is taken that is taken of a part, how much of it is there, and how much of it
+        a unit takes."""
         columns = self.classes[name]
         at = columns.position(int(self.block[row]), row)
         if at is None:
             return
         if columns.pool[at] >= 0:
-            yield (~int(self.root[row]), POOLS.get(name, name)), int(columns.pool[at])
+            yield (~int(self.root[row]), POOLS.get(name, name)), int(columns.pool[at]), 1
             yield from self._pools_of_parts(row, name)
+        parent = int(self.parent[row])
+        for taken, amount in self._takes[int(columns.takes[at])]:
+            yield (parent, taken), self.room(parent, taken), amount
         while (above := int(columns.above[at])) >= 0:
-            yield (above, name), self.room(above, name)
+            yield (above, name), self.room(above, name), 1
             at = columns.position(int(self.block[above]), above)
             assert at is not None  # an ancestor from which it is taken has the class
 
-    def _pools_of_parts(self, row: int, name: str) -> Iterator[tuple[tuple[int, str], int]]:
+    def takes_number(self, takes: tuple[tuple[str, int], ...]) -> int:
+        """Returns the number of what units take of a parent: classes there, and how much of each."""
+        number = self._take_numbers.setdefault(takes, len(self._takes))
+        if number == len(self._takes):
+            self._takes.append(takes)
+        return number
+
+    def takes(self, number: int) -> tuple[tuple[str, int], ...]:
+        return self._takes[number]
+
+    def taken_with(self, names: Iterable[str]) -> list[str]:
+        """Returns the classes of which units of these classes take."""
+        numbers = {n for name in names for n in np.unique(self.classes[name].takes).tolist()}
+        return sorted({taken for number in numbers for taken, _ in self._takes[number] if taken in self.classes})
+
+    def _pools_of_parts(self, row: int, name: str) -> Iterator[tuple[tuple[int, str], int, int]]:
         """Yields what a part, and those above it, have of a class whose units they give as units of another class, too."""
         pool, block = POOLS.get(name, name), int(self.block[row])
         columns = self.classes.get(pool)
@@ -334,14 +376,14 @@ class Forest:
             return
         at = columns.position(block, row)
         while at is not None:
-            yield (row, f"{pool} in all"), self.room(row, pool)
+            yield (row, f"{pool} in all"), self.room(row, pool), 1
             row = int(columns.above[at])
             at = columns.position(block, row) if row >= 0 else None
 
     def room_by_row(self, name: str, most: int) -> list[Rows]:
         """Returns columns that say, by row, how much of a class can be taken of the parts of a tree together: the room of each
-        row, 0 where nothing is, how far above units are taken, too (0: nowhere), and what the tree has in all. No amount is
-        more than `most`."""
+        row, 0 where nothing is, how far above units are taken, too (0: nowhere), what the tree has in all, and the number of what a
+        unit takes of the parent. No amount is more than `most`."""
         columns = self.classes[name]
         at = np.flatnonzero(columns.row >= 0)
         return self._rooms(columns, at, columns.row[at], self.n, most)
@@ -364,16 +406,24 @@ class Forest:
             np.clip(room, 0, most),
             np.where(above >= 0, row - above, 0),
             np.minimum(columns.pool[at], most) + 1,
+            columns.takes[at],
         )
         found = [np.zeros(length, np.int64) for _ in values]
         for column, value in zip(found, values, strict=True):
             column[place] = value
         return found
 
+    def sharing(self) -> Rows:
+        """Returns the rows of the parts that serve other trees."""
+        if self._able is None:
+            rows = np.array(sorted(self._sharing), np.int64)
+            self._able = rows[~self.disabled[rows]]
+        return self._able
+
     def sharing_with(self) -> dict[int, set[int]]:
-        """Returns the roots of other trees that each sharing part serves, by row of the part."""
+        """Returns the roots of other trees that each sharing part serves, by row of the part. Equal sets are one."""
         if self._served_by is None:
-            able = [row for row in sorted(self._sharing) if not self.disabled[row]]
+            able = self.sharing().tolist()
             self._served_by = dict(zip(able, self._served(able), strict=True)) if able else {}
         return self._served_by
 
@@ -387,13 +437,20 @@ class Forest:
         for number in rows_of:
             for name in self.aggregates.sets[number]:
                 members.setdefault(name, []).append(number)
+        known: dict[frozenset[int], set[int]] = {}
         for row in sharing:
-            found = {number for name in self.aggregates.sets[int(self.aggregate_set[row])] for number in members[name]}
-            served = {root for number in found for root in np.unique(self.root[rows_of[number]]).tolist()}
-            yield served - {int(self.root[row])}
+            own, root = int(self.aggregate_set[row]), int(self.root[row])
+            of_name = (members[name] for name in self.aggregates.sets[own])
+            found = frozenset(number for numbers in of_name for number in numbers)
+            if len(rows_of[own]) == 1:
+                found -= {own}  # only the part itself
+            if found not in known:
+                known[found] = {r for number in found for r in np.unique(self.root[rows_of[number]]).tolist()}
+            served = known[found]
+            yield served - {root} if root in served else served
 
     def _erase(self, block: int) -> None:
-        self._served_by = None
+        self._forget_sharing()
         had = self._runs.pop(block, None)
         if had is None:
             return

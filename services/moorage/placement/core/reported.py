@@ -9,8 +9,8 @@ from typing import NamedTuple
 import msgspec
 
 from moorage.fleet import Fleet
-from moorage.ledger import Changes, Ledger, free_of, unshared_of
-from moorage.model.allocations import MAX_INT, Consumer, ConsumerWrite, InventoryRecord
+from moorage.ledger import Changes, Ledger, free_in_common, free_of, is_reached, unshared_of
+from moorage.model.allocations import IN_COMMON, MAX_INT, Consumer, ConsumerWrite, InventoryRecord
 from moorage.model.claims import Claim
 from moorage.model.part_names import is_class
 from moorage.model.shapes import EXCLUSIVE
@@ -19,7 +19,8 @@ from moorage.parts import Forest
 from moorage.parts.inside import ANY, Layout, layout_of, part_id
 
 from .records import Addition, Provider
-from .reported_columns import ReportedColumns, block_of, cluster_of, is_offered
+from .reported_columns import ReportedColumns, block_of, cluster_of
+from .reported_devices import UnitLimits, is_offered, limits_of
 from .reported_names import CLAIM, claim_uuid, class_of, units_of, uuids_of
 
 #: Nodes and parts that are written before an operation goes on; more are written between operations.
@@ -28,7 +29,8 @@ _BOUNDLESS = 1 << 62
 
 
 class Place(NamedTuple):
-    """A node, or a part of it. `path` is empty for a node."""
+    """A node, or a part of it. `path` is empty for a node. A part that several nodes reach is at none (`IN_COMMON`), and its row is one
+    of theirs."""
 
     uuid: str
     cid: int
@@ -195,7 +197,13 @@ class ReportedTrees:
         layout = self.fleet.inside(row)[1]
         if path and path not in layout.at:
             return None
-        return Place(uuid, cid, self.fleet.names[cid], node, row, layout, path)
+        place = Place(uuid, cid, self.fleet.names[cid], node, row, layout, path)
+        return self._in_common(place) if path and layout.parts[layout.at[path]].shared else place
+
+    def _in_common(self, place: Place) -> Place:
+        rows = self.fleet.parts.reaching(place.cid, place.ident)
+        row = int(self.fleet.parts.node[rows[0]]) if len(rows) else place.row
+        return place._replace(node=IN_COMMON, row=row, layout=self.fleet.inside(row)[1])
 
     def _at(self, cid: int, row: int) -> tuple[str, bytes, int]:
         """Returns the node of a row of the forest, the source of its layout, and the position there."""
@@ -265,13 +273,14 @@ class ReportedTrees:
             return found
         part = place.layout.parts[place.layout.at[place.path]]
         for name, inventory in part.inventories.items() if is_offered(part) else ():
-            units = units_of(name)
+            units, total = units_of(name), inventory.total // units_of(name)
+            limits = limits_of(place.layout, part, name) or UnitLimits()
             record = InventoryRecord(
-                total=inventory.total // units,
+                total=total,
                 reserved=-(-inventory.reserved // units),
-                min_unit=-(-inventory.min_unit // units),
-                max_unit=min(inventory.max_unit // units, MAX_INT),
-                step_size=-(-inventory.step_size // units),
+                min_unit=max(limits.least, -(-inventory.min_unit // units)),
+                max_unit=min(limits.most, inventory.max_unit // units, max(total, MAX_INT)),
+                step_size=max(limits.step, -(-inventory.step_size // units)),
                 allocation_ratio=inventory.allocation_ratio,
             )
             free = self._free(place, name) if part.healthy else min(self._free(place, name), 0)
@@ -287,7 +296,10 @@ class ReportedTrees:
         """Returns what can be taken now: what the part, all that it consumes of, and the node have."""
         free = _BOUNDLESS
         for name in self._takes(place, native, 1):
-            there = free_of(self.fleet, place.row, name)
+            if place.node == IN_COMMON:
+                there = free_in_common(self.fleet, place.cid, name)
+            else:
+                there = free_of(self.fleet, place.row, name)
             units = 1000 if native == EXCLUSIVE and not name.startswith(EXCLUSIVE) else 1
             free = min(free, 0 if there is None else there // units)
         return free
@@ -326,9 +338,11 @@ class ReportedTrees:
                 continue
             names[provider] = f"{place.cluster}/{place.ident}"
             offers = self.offers(place)
-            of_node = taken.setdefault(place.cluster, {}).setdefault(place.node, {})
             for name, amount in amounts.items():
                 native = offers[name].native
+                held_at = _held_at(old, place, native)
+                at = place.node if held_at is None else held_at
+                of_node = taken.setdefault(place.cluster, {}).setdefault(at, {})
                 for key, takes in self._takes(place, native, amount * units_of(native)).items():
                     of_node[key] = of_node.get(key, 0) + takes
         return msgspec.structs.replace(consumer, names=names, taken=taken)
@@ -361,6 +375,10 @@ class ReportedTrees:
 
     def _is_short(self, cluster: str, node: str, name: str, more: int) -> bool:
         cid = self.fleet.ids.get(cluster)
+        if node == IN_COMMON:
+            if cid is None or not is_reached(self.fleet, cid, name):
+                return True
+            return (free_in_common(self.fleet, cid, name, itself=True) or 0) < more
         row = None if cid is None else self.fleet.row_of(cid, node)
         if row is None or not self.fleet.usable[row]:
             return True
@@ -371,14 +389,20 @@ class ReportedTrees:
         """Yields what an amount of a node or part is taken of, other parts included, and how many units of each."""
         yield (cluster, node, name), 1
         cid, of_part = self.fleet.ids.get(cluster), part_and_class(name)
-        row = None if cid is None or of_part is None else self.fleet.row_of(cid, node)
-        if row is None or of_part is None:
+        if cid is None or of_part is None:
+            return
+        if node == IN_COMMON:
+            rows = self.fleet.parts.reaching(cid, of_part[0])
+            row = int(self.fleet.parts.node[rows[0]]) if len(rows) else None
+        else:
+            row = self.fleet.row_of(cid, node)
+        if row is None:
             return
         layout = self.fleet.inside(row)[1]
         at = layout.at.get(self.fleet.path_of(row, of_part[0], layout))
         for take in () if at is None else layout.parts[at].consumes.get(of_part[1], ()):
             if take.part:
-                above = part_id(node, layout.parts[take.part].path)
+                above = part_id(self.fleet.node_name(row), layout.parts[take.part].path)
                 yield (cluster, node, resource_of_part(above, take.resource)), take.amount
 
     # -- claims -------------------------------------------------------------------------------------------------------
@@ -410,10 +434,9 @@ class ReportedTrees:
 
     def _shown(self, claim: Claim, only: str | None) -> Consumer:
         held: dict[str, dict[str, int]] = {}
-        node = None if only is None else only.partition("/")[0]
         tied: dict[str, frozenset[str]] = {}
         for slot in claim.slots:
-            if node is not None and slot.node != node:
+            if only is not None and only.partition("/")[0] != slot.node and only not in slot.parts:
                 continue
             if slot.node not in tied:
                 tied[slot.node] = self._tied_on(claim.cluster, slot.node)
@@ -457,6 +480,13 @@ def _tied(layout: Layout) -> frozenset[str]:
     if any(name == EXCLUSIVE for _, name in layout.entries):
         found.add(EXCLUSIVE)
     return frozenset(found)
+
+
+def _held_at(old: Consumer | None, place: Place, native: str) -> str | None:
+    """Returns the node where a consumer holds something of a part: also if other nodes reach the part now, or no others any more."""
+    name = resource_of_part(place.ident, native)
+    nodes = {} if old is None or not place.path else old.taken.get(place.cluster, {})
+    return next((node for node, amounts in nodes.items() if name in amounts), None)
 
 
 def _keep_of_gone(

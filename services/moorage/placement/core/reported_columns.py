@@ -3,6 +3,7 @@ clusters whose parts came, went or moved."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,11 +12,12 @@ from numpy.typing import NDArray
 from moorage.fleet import Fleet
 from moorage.model.part_names import is_class
 from moorage.model.shapes import EXCLUSIVE
+from moorage.parsing import CAPACITY_MAX
 from moorage.parts import Forest
-from moorage.parts.device_parts import MARK
 from moorage.parts.forest import UNLIMITED, ClassRows, Rows, TreeRows
-from moorage.parts.inside import ANY, InnerPart, part_id
+from moorage.parts.inside import ANY, part_id
 
+from .reported_devices import DeviceTable, is_counter, is_offered
 from .reported_names import (
     DISABLED,
     aggregate_of,
@@ -70,9 +72,18 @@ class _Found:
         self.runs.setdefault(resource, []).append(rows)
 
 
+class _Common(NamedTuple):
+    """Where parts that several nodes reach are shown: each once, in a row among those of the first node that has it."""
+
+    layouts: bytes  # of the nodes
+    kept: NDArray[np.bool_]  # by row if no part were left out
+    rank: Rows  # how many rows there are before it
+    shown: Rows  # by row of the cluster's parts, the row where its amounts are shown; -1: those of another node are
+    reached: Rows  # the same at all nodes that reach a part which others reach, too; -1: no others do
+
+
 class _Nodes(NamedTuple):
-    """The nodes of a cluster, and the rows that they and their parts get in its block. A part that several nodes reach has one row,
-    among those of the first of them."""
+    """The nodes of a cluster, and the rows that they and their parts get in its block."""
 
     cid: int
     rows: NDArray[np.intp]  # of the fleet
@@ -82,7 +93,17 @@ class _Nodes(NamedTuple):
     place: Rows  # by row, the position in the layout
     source: Rows  # by row, the row in the table of layouts; 0 where the node has no parts
     inner: NDArray[np.bool_]  # by row, whether the node has parts
-    rank: Rows | None = None  # by row if no part were left out, how many rows there are before it; None: none is
+    common: _Common | None = None  # None: no part is left out
+
+
+class _Inner(NamedTuple):
+    """The parts of a cluster, from their first row on: the nodes that they are of, where they are shown, and their rows in the table of
+    layouts."""
+
+    start: int
+    node: Rows
+    shown: Rows
+    source: Rows
 
 
 class _Names(NamedTuple):
@@ -91,14 +112,6 @@ class _Names(NamedTuple):
     source: tuple[list[str], bytes, bytes, bytes, bytes]
     traits: NDArray[np.int32]
     aggregates: NDArray[np.int32]
-
-
-def is_offered(part: InnerPart) -> bool:
-    """Returns whether consumers can take of a part. They cannot take devices that are divided, take of counters, or that several nodes
-    reach, nor those that a resource of the node counts: the node offers these."""
-    if part.path.startswith(MARK):
-        return part.device >= 0 and bool(part.unit[0]) and not (part.shared or part.consumes)
-    return not part.is_counted_by_node
 
 
 def block_of(cid: int) -> int:
@@ -129,9 +142,12 @@ class ReportedColumns:
         self._capacities: dict[str, Rows] = {}
         self._hidden: NDArray[np.bool_] = np.empty(0, np.bool_)
         self._hidden_layouts = 1
+        self._common: dict[int, _Common] = {}
+        self._devices = DeviceTable(self._fleet, self._forest)
 
     def erase(self, cid: int) -> None:
         self._names.pop(cid, None)
+        self._common.pop(cid, None)
         if self.clusters.pop(cid, None) is not None:
             self._forest.write(block_of(cid), ())
 
@@ -149,6 +165,12 @@ class ReportedColumns:
         root, parent, leave = _placed(nodes, first, parent, leave)
         usable = self._fleet.usable[nodes.rows] & ~self._taints()[self._fleet.taintset[nodes.rows]]
         disabled = ~usable[nodes.of]
+        if nodes.common is not None:
+            parts = self._fleet.parts.rows_of(cid)
+            reached = nodes.common.reached
+            there = usable[np.searchsorted(nodes.rows, self._fleet.parts.node[parts])]
+            disabled[reached[reached >= 0]] = True
+            disabled[reached[(reached >= 0) & there]] = False
         trees = self._trees(nodes)
         self.clusters[cid] = trees
         names = self._names_of(nodes, trees, classes.get("VCPU"), disabled)
@@ -165,7 +187,7 @@ class ReportedColumns:
             ),
         )
         self._forest.write_classes(block_of(cid), classes)
-        self.class_names.update(classes)
+        self.class_names.update(name for name in classes if not is_counter(name))
 
     # -- rows ---------------------------------------------------------------------------------------------------------
 
@@ -184,16 +206,33 @@ class ReportedColumns:
         place = np.arange(len(of), dtype=np.int64) - firsts[of]
         inner = (layouts > 0)[of]
         source = np.where(inner, table.first[layouts][of] + place, 0)
-        # Parts that take of the same counters have rows at the same nodes, so that the first of these has all of a tree.
-        again = [found[1:] for found in fleet.parts.shared_in(cid).values() if len(found) > 1]
-        if not again:
+        if all(len(found) < 2 for found in fleet.parts.shared_in(cid).values()):
             return _Nodes(cid, rows, layouts, firsts, of, place, source, inner)
-        having, begins, _ = fleet.parts.first_rows(cid, fleet.first_row(cid))
-        of_part = np.zeros(len(rows), np.int64)
-        of_part[np.searchsorted(rows, having)] = begins
-        kept = ~(inner & np.isin(of_part[of] + place, np.concatenate(again)))
+        common = self._common.get(cid)
+        if common is None or common.layouts != layouts.tobytes():
+            common = self._common[cid] = self._read_common(cid, rows, layouts, firsts, len(of))
+        kept = common.kept
+        firsts = common.rank[firsts]
+        return _Nodes(cid, rows, layouts, firsts, of[kept], place[kept], source[kept], inner[kept], common)
+
+    def _read_common(
+        self, cid: int, rows: NDArray[np.intp], layouts: NDArray[np.int32], firsts: Rows, count: int
+    ) -> _Common:
+        parts = self._fleet.parts
+        here = parts.rows_of(cid)
+        own = np.arange(here.start, here.stop)
+        at = firsts[np.searchsorted(rows, parts.node[own])] + own - parts.root[own]
+        # Parts that take of the same counters have rows at the same nodes, so that the first of these has all of a tree.
+        kept = np.ones(count, np.bool_)
+        shared = parts.shared_in(cid)
+        kept[at[np.concatenate([found[1:] for found in shared.values()]) - here.start]] = False
         rank = np.concatenate([[0], np.cumsum(kept)])
-        return _Nodes(cid, rows, layouts, rank[firsts], of[kept], place[kept], source[kept], inner[kept], rank)
+        shown, reached = np.where(kept[at], rank[at], -1), np.full(len(at), -1, np.int64)
+        for ident, found in shared.items():
+            row, reaching = int(shown[found[0] - here.start]), parts.reaching(cid, ident)
+            shown[found - here.start] = -1
+            shown[reaching[:1] - here.start] = reached[reaching - here.start] = row
+        return _Common(layouts.tobytes(), kept, rank, shown, reached)
 
     def _trees(self, nodes: _Nodes) -> ClusterTrees:
         names = self._fleet.names_at(nodes.cid, nodes.rows)
@@ -203,7 +242,7 @@ class ReportedColumns:
         if before is not None and before.names == names and before.sources == sources:
             return before
         of = uuids_of(self._fleet.names[nodes.cid])
-        if nodes.rank is not None:
+        if nodes.common is not None:
             ids = [
                 of(
                     part_id(
@@ -255,8 +294,31 @@ class ReportedColumns:
             assert column_of is not None
             free[EXCLUSIVE] = np.minimum(column_of[nodes.rows], free.get("cpu", total * 0) // 1000)
             self._of_nodes(found, nodes, EXCLUSIVE, total, free[EXCLUSIVE], tied, free.get("cpu"))
+        parts = fleet.parts.rows_of(nodes.cid)
+        if parts.start == parts.stop:
+            return
+        self._devices.learn()
+        own = np.arange(parts.start, parts.stop)
+        node = np.searchsorted(nodes.rows, fleet.parts.node[parts])
+        place = own - fleet.parts.root[parts]
+        inner = _Inner(
+            parts.start,
+            node,
+            nodes.firsts[node] + place if nodes.common is None else nodes.common.shown,
+            fleet.parts.layouts.first[nodes.layouts[node]] + place,
+        )
+        counters = self._devices.counters_in(nodes.cid, inner.source)
         for name in fleet.parts.class_names:
-            self._of_parts(found, nodes, name, free)
+            self._of_parts(found, nodes, inner, name, free, counters)
+        if found.shown is None:
+            for name, (total, left) in counters.items():
+                found.runs[name] = [self._counter_rows(nodes.cid, inner, name, total, left)]
+
+    def _counter_rows(self, cid: int, inner: _Inner, name: str, total: Rows, free: Rows) -> ClassRows:
+        at = inner.shown[self._devices.rows_of(cid, name) - inner.start]
+        one, there = np.ones(len(at), np.int64), at >= 0
+        columns = ClassRows(at, total, total - free, one, one * CAPACITY_MAX, one, -one, -one, 0 * one)
+        return ClassRows(*(column[there] for column in columns))
 
     def _tied_names(self, nodes: _Nodes) -> dict[str, NDArray[np.bool_]]:
         """Returns, by resource, the nodes whose zones offer it, so that the nodes themselves do not."""
@@ -302,24 +364,39 @@ class ReportedColumns:
             one,
             -one,
             -one if pools is None else np.maximum(pools[at] // 1000, 0),
+            0 * one,
         )
         found.add(name, columns, capacity, total[at], free[at])
 
-    def _of_parts(self, found: _Found, nodes: _Nodes, name: str, of_nodes: dict[str, Rows]) -> None:
+    def _of_parts(
+        self,
+        found: _Found,
+        nodes: _Nodes,
+        inner: _Inner,
+        name: str,
+        of_nodes: dict[str, Rows],
+        counters: Mapping[str, tuple[Rows, Rows]],
+    ) -> None:
         parts = self._fleet.parts
         columns = parts.classes[name]
         run = columns.run(nodes.cid)
         rows = columns.row[run]
         if not len(rows):
             return
-        node = np.searchsorted(nodes.rows, parts.node[rows])
-        place = rows - parts.root[rows]
-        here = nodes.firsts[node] + place
+        node, here, source = (column[rows - inner.start] for column in (inner.node, inner.shown, inner.source))
         free = columns.capacity[run] - columns.used[run] - columns.claimed[run]
         above = np.full(len(rows), -1, np.int64)
         if not is_class(name):
             free, above = _nested(parts.parent, rows, parts.leave[rows], free, columns.claimed[run])
+        takes = self._devices.takes(name)
+        takes = np.zeros(len(rows), np.int64) if takes is None else takes[source]
+        free = self._devices.limited(nodes.cid, takes, rows, free, counters)
         free = np.where(parts.healthy[rows], free, np.minimum(free, 0))
+        if nodes.common is not None:  # the reports of the nodes may differ for a moment
+            reached = nodes.common.reached[rows - inner.start]
+            least = np.full(len(nodes.of), UNLIMITED * UNLIMITED)
+            np.minimum.at(least, reached[reached >= 0], free[reached >= 0])
+            free = np.where(reached >= 0, least[reached], free)
         pool = np.full(len(rows), -1, np.int64)
         units = units_of(name)
         of_node = columns.of_node[run]
@@ -334,12 +411,14 @@ class ReportedColumns:
             free = np.minimum(np.minimum(free, exclusive), self._cores_of(nodes.cid, rows))
             pool = np.maximum(there, 0)
         capacity = columns.capacity[run] // units
-        source = parts.layouts.first[nodes.layouts[node]] + place
-        hidden = self._is_hidden()[source]
+        hidden = self._is_hidden()[source] | (here < 0)
         least, step = -(-columns.min_unit[run] // units), -(-columns.step_size[run] // units)
         most = columns.max_unit[run] // units
+        if (limits := self._devices.limits(name)) is not None:
+            least, step = np.maximum(least, limits[0][source]), np.maximum(step, limits[1][source])
+            most = np.minimum(most, limits[2][source])
         upwards = np.where(above < 0, -1, here[above])
-        shown = ClassRows(here, capacity, capacity - free // units, least, most, step, upwards, pool)
+        shown = ClassRows(here, capacity, capacity - free // units, least, most, step, upwards, pool, takes)
         native = columns.capacity[run]
         if hidden.any():
             shown = ClassRows(*(column[~hidden] for column in shown))
@@ -466,15 +545,16 @@ class ReportedColumns:
 
 def _placed(nodes: _Nodes, first: Rows, parent: Rows, leave: Rows) -> tuple[Rows, Rows, Rows]:
     """Returns root, parent and end of each row. Parts that several nodes reach are roots, or below others of them."""
-    if nodes.rank is None:
+    if nodes.common is None:
         return first, np.where(parent < 0, -1, first + parent), first + leave
     # Where the rows of the nodes would begin if no part were left out.
-    begins = np.searchsorted(nodes.rank, nodes.firsts, side="right") - 1
+    rank = nodes.common.rank
+    begins = np.searchsorted(rank, nodes.firsts, side="right") - 1
     begin, own = begins[nodes.of], np.arange(len(nodes.of))
     common = nodes.place >= leave[first]
-    parent = np.where(parent < 0, -1, nodes.rank[begin + np.maximum(parent, 0)])
+    parent = np.where(parent < 0, -1, rank[begin + np.maximum(parent, 0)])
     root = np.where(common, np.where(parent < 0, own, parent), first)
-    return root, parent, nodes.rank[begin + leave]
+    return root, parent, rank[begin + leave]
 
 
 def _nested(parents: Rows, rows: Rows, leave: Rows, free: Rows, claimed: Rows) -> tuple[Rows, Rows]:
