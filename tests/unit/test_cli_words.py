@@ -6,6 +6,7 @@ import pytest
 
 from moorage.cli.commands.agent import cluster_name
 from moorage.cli.durations import seconds
+from moorage.cli.event_summaries import summary
 from moorage.cli.exit_codes import Failure, of_status
 from moorage.cli.gateway_client import problem_text
 from moorage.cli.main import run
@@ -125,3 +126,48 @@ def test_every_violation_is_a_line_with_its_path() -> None:
 def test_tables_have_no_colour_and_mark_what_is_empty() -> None:
     text = table(["NAME", "PHASE"], [["a", "Running"], ["longer", ""]])
     assert text.splitlines() == ["NAME     PHASE", "a        Running", "longer   -"]
+
+
+@pytest.mark.parametrize(
+    ("subject", "data", "words"),
+    [
+        ("placement.provider.created.U", {"provider": "U", "name": "host"}, "host"),
+        (
+            "placement.provider.changed.U",
+            {"provider": "U", "name": "host", "generation": 3, "changed": ["inventories", "traits"]},
+            "host: inventories, traits",
+        ),
+        (
+            "placement.allocation.changed.C",
+            {
+                "consumer": "C",
+                "project": "p",
+                "type": "VM",
+                "allocations": {"a": {"VCPU": 2}, "b": {"VCPU": 1, "X": 1}},
+            },
+            "VM of p: VCPU 3, X 1 of 2 providers",
+        ),
+        ("placement.allocation.deleted.C", {"consumer": "C", "project": "p"}, "consumer of p: nothing"),
+        ("placement.trait.created.CUSTOM_A", {"kind": "trait", "name": "CUSTOM_A"}, "trait CUSTOM_A"),
+        (
+            "fleet.parts.lab.one",
+            {"added": ["n/a", "n/b", "n/c"], "addedCount": 3, "moved": ["n/d"], "movedCount": 1},
+            "3 added: n/a, n/b, …; 1 moved: n/d",
+        ),
+        (
+            "fleet.devices.lab.one",
+            {"kind": "gpu", "massFailure": "began", "failed": 3, "of": 4},
+            "mass failure of gpu began: 3 of 4",
+        ),
+        ("fleet.changed.lab.one", {"nodes": 1}, "1 node"),
+        (
+            "decisions.placed.p.a",
+            {"revision": 2, "apps": {"web": {"clusters": ["lab/one"]}}},
+            "revision 2; web on lab/one",
+        ),
+        ("x.y", {"kind": 3, "nodes": "n", "guests": None, "machine": "m"}, "m"),
+        ("x.y", ["no fields"], ""),
+    ],
+)
+def test_events_are_summarized_by_what_changed(subject: str, data: object, words: str) -> None:
+    assert summary({"subject": f"moorage.events.{subject}", "data": data}) == words

@@ -9,7 +9,7 @@ import msgspec
 from moorage.fleet import Fleet, FleetWriter
 from moorage.fleet.delta import decode
 from moorage.inventory.core.fleet_state import FleetState, ReportOutcome
-from moorage.model.part_reports import ProviderReport, TopologyManager, ZoneReport
+from moorage.model.part_reports import DeviceReport, ProviderReport, TopologyManager, ZoneReport
 from moorage.model.reports import AdmissionReport, NodeReport, PodReport, Report
 from moorage_testkit.fleets import node, provider, two_zones
 
@@ -83,6 +83,16 @@ def test_parts_that_come_go_move_and_shrink_are_told() -> None:
     }
     assert site.used("n")["a"] == {"FPGA": 1}
     assert parts_event(site.say(nodes_gone=["n"]))["removedCount"] == 3
+
+
+def test_devices_that_several_nodes_reach_do_not_move_when_others_come() -> None:
+    site = Site()
+    devices = [
+        DeviceReport(id=f"d.io/rack/{name}", driver="d.io", pool="rack", name=name, shared=True) for name in ("x", "y")
+    ]
+    site.say(msgspec.structs.replace(node("n", cpu="8"), devices=devices[:1]), kind="full")
+    changed = parts_event(site.say(msgspec.structs.replace(node("n", cpu="8"), devices=devices)))
+    assert (changed["added"], changed.get("moved")) == (["d.io/rack/y"], None)
 
 
 def test_a_node_agent_s_zones_replace_the_cluster_agent_s_and_its_providers_stay() -> None:

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from ..event_summaries import summary
 from ..exit_codes import DONE
 from ..gateway_client import Client, group_path
 from ..output import Project, StateDir, amounts, yes_no
@@ -16,7 +17,6 @@ from ..suggestions import resolve_for
 from ..table import table
 from ..terminal import as_yaml, out
 from .completion import Cluster, KindName, ObjectName
-from .why import summary
 
 
 def describe(

@@ -6,12 +6,12 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from ..event_summaries import summary
 from ..exit_codes import DONE
 from ..gateway_client import Client
 from ..output import Format, StateDir, show
 from ..table import Table, table
 from ..terminal import as_yaml, out
-from .why import summary
 
 
 def events(

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from ..event_summaries import summary
 from ..exit_codes import DONE, MISSING, USAGE, Failure
 from ..gateway_client import Client, Refusal, group_path, path
 from ..names import full_name
@@ -127,29 +128,3 @@ def story(
     rows = [[i["time"][11:23], i["subject"].split(".", 2)[2], i["id"], i.get("cause", ""), summary(i)] for i in items]
     out(table(["TIME", "SUBJECT", "ID", "CAUSE", "SUMMARY"], rows))
     return DONE
-
-
-def summary(event: dict[str, Any]) -> str:
-    """Summarizes an event in a few words from the fields that its data has."""
-    data = event.get("data") or {}
-    if not isinstance(data, dict):
-        return ""
-    words = []
-    if data.get("method") and data.get("outcome"):  # an audit event
-        words.append(f"{data.get('who') or 'anonymous'} {data['method']} {data.get('path')} {data.get('status')}")
-    if isinstance(problem := data.get("problem"), dict) and data.get("by"):  # a rejected message
-        words.append(f"{data['by']}: {problem.get('code')} on {data.get('subject')}: {problem.get('detail')}")
-    if data.get("revision"):
-        words.append(f"revision {data['revision']}")
-    apps = data.get("apps")
-    if isinstance(apps, dict):
-        words += [
-            f"{name} on {', '.join(app['clusters'])}"
-            for name, app in apps.items()
-            if isinstance(app, dict) and app.get("clusters")
-        ]
-    reasons = data.get("reasons")
-    if isinstance(reasons, list):
-        words += list(dict.fromkeys(r["code"] for r in reasons if isinstance(r, dict) and "code" in r))
-    words += [f"{k} {data[k]}" for k in ("cluster", "state", "message") if isinstance(data.get(k), str) and data[k]]
-    return "; ".join(words)[:120]

@@ -80,7 +80,8 @@ def _between(before: Layout, after: Layout) -> Mapping[str, list[str]]:
 
 
 def _parent(layout: Layout, path: str) -> str:
-    return layout.parts[layout.parts[layout.at[path]].parent].path
+    parent = layout.parts[layout.at[path]].parent
+    return layout.parts[parent].path if parent >= 0 else ""
 
 
 def _own(layout: Layout, path: str) -> object:
