@@ -308,9 +308,32 @@ def test_a_fingerprint_may_be_of_pods_with_cores_or_devices_of_their_own() -> No
     ]
     mine = fingerprint([pod_hash("default", "a"), pod_hash("default", "g")])
     method = {"nodeTopologyPodsFingerprintMethod": "with-exclusive-resources"}
-    told = topology_of(zone("node-0"), attributes=attributes(nodeTopologyPodsFingerprint=mine, **method))
+    told = topology_of(zone("node-0", "7"), attributes=attributes(nodeTopologyPodsFingerprint=mine, **method))
     assert row_with(told, *pods).counted == ["a", "b", "g"]
     assert row_with(topology_of(attributes=attributes(nodeTopologyPodsFingerprint=mine)), *pods).counted == []
+
+
+@pytest.mark.parametrize("at", ["", "2026-01-01T12:00:00Z"])
+def test_zones_that_lack_what_pods_have_for_themselves_count_none_of_them(at: str) -> None:
+    whole = {"qosClass": "Guaranteed", "startTime": "2026-01-01T10:00:00Z"}
+    device = {"containers": [{"name": "c", "resources": {"requests": {"example.com/nic": "1"}}}]}
+    pods = [
+        pod_of("a", "n", cpu="2", claim="c", status=whole),
+        pod_of("b", "n", cpu="1", claim="c", status=whole),
+        pod_of("g", "n", claim="c", spec=device),
+    ]
+    says = {"nodeTopologyPodsFingerprint": fingerprint(pod_hash("default", name) for name in "abg")}
+
+    def counted(cpus: str, nics: str, **more: str) -> list[str]:
+        nic = {"name": "example.com/nic", "capacity": 2, "allocatable": 2, "available": nics}
+        told = zone("node-0", cpus)
+        told["resources"].append(nic)
+        return row_with(topology_of(told, at=at, attributes=attributes(**says, **more)), *pods).counted
+
+    assert counted("5", "1") == ["a", "b", "g"]
+    assert counted("6", "1") == [], "three cores are exclusive, two are taken"
+    assert counted("5", "2") == []
+    assert counted("8", "1", cpuManagerPolicy="none") == ["a", "b", "g"], "no core is exclusive there"
 
 
 def test_without_a_fingerprint_pods_are_counted_a_minute_after_their_start() -> None:

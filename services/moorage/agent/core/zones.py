@@ -4,7 +4,8 @@ NodeResourceTopology."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Protocol
 
@@ -95,10 +96,17 @@ class NamedPod(Protocol):
     def name_hash(self) -> int: ...
     @property
     def exclusive(self) -> bool: ...
+    @property
+    def cores(self) -> int: ...
+    @property
+    def requests(self) -> Iterable[tuple[str, int]]: ...
 
 
-def counted_pods(topology: Topology, on_node: Iterable[NamedPod], started: Mapping[str, str]) -> list[str]:
-    """Returns those of the pods `started` (uid → time of the start) that the zones count, of all pods on the node."""
+def counted_pods(topology: Topology, on_node: Collection[NamedPod], started: Mapping[str, str]) -> list[str]:
+    """Returns those of the pods `started` (uid → time of the start) that the zones count, of all pods on the node. Zones in which less
+    is taken than these pods have for themselves count none, whatever they say."""
+    if _is_less_taken(topology, on_node):
+        return []
     told = attribute(topology, "nodeTopologyPodsFingerprint")
     if told.startswith(VERSION):
         every = attribute(topology, "nodeTopologyPodsFingerprintMethod") != "with-exclusive-resources"
@@ -108,6 +116,18 @@ def counted_pods(topology: Topology, on_node: Iterable[NamedPod], started: Mappi
     if newest is None:
         return []
     return sorted(u for u, at in started.items() if (t := _time(at)) is not None and t + COUNTED_AFTER <= newest)
+
+
+def _is_less_taken(topology: Topology, on_node: Iterable[NamedPod]) -> bool:
+    own: Counter[str] = Counter()
+    for pod in on_node:
+        own["cpu"] += 1000 * pod.cores if attribute(topology, "cpuManagerPolicy") != "none" else 0
+        own.update({name: amount for name, amount in pod.requests if "/" in name})
+    told = {found.name for zone in topology.zones or () for found in zone.resources or ()}
+    taken: Counter[str] = Counter()
+    for amounts in use_of_zones(topology).values():
+        taken.update({name: parse_amount(name, text, True) for name, text in amounts.items()})
+    return any(taken[name] < amount for name, amount in own.items() if name in told)
 
 
 def _time(text: str) -> datetime | None:
