@@ -316,7 +316,8 @@ class ReportedColumns:
 
     def _counter_rows(self, cid: int, inner: _Inner, name: str, total: Rows, free: Rows) -> ClassRows:
         at = inner.shown[self._devices.rows_of(cid, name) - inner.start]
-        one, there = np.ones(len(at), np.int64), at >= 0
+        one, there = np.ones(len(at), np.int64), np.flatnonzero(at >= 0)
+        there = there[np.argsort(at[there])]
         columns = ClassRows(at, total, total - free, one, one * CAPACITY_MAX, one, -one, -one, 0 * one)
         return ClassRows(*(column[there] for column in columns))
 
@@ -421,8 +422,10 @@ class ReportedColumns:
         shown = ClassRows(here, capacity, capacity - free // units, least, most, step, upwards, pool, takes)
         native = columns.capacity[run]
         if hidden.any():
-            shown = ClassRows(*(column[~hidden] for column in shown))
-            source, native, free = source[~hidden], native[~hidden], free[~hidden]
+            there = np.flatnonzero(~hidden)
+            there = there[np.argsort(here[there])]  # a part may be shown before others of the node that its amounts are from
+            shown = ClassRows(*(column[there] for column in shown))
+            source, native, free = source[there], native[there], free[there]
         if len(shown.row):
             offered = self._offered(name)[source] if found.shown is not None else shown.capacity
             found.add(name, shown, offered, native, free)
