@@ -423,7 +423,8 @@ class ReportedColumns:
         native = columns.capacity[run]
         if hidden.any():
             there = np.flatnonzero(~hidden)
-            there = there[np.argsort(here[there])]  # a part may be shown before others of the node that its amounts are from
+            # Common parts are shown beside those of another node than the one that their amounts are from.
+            there = there[np.argsort(here[there])]
             shown = ClassRows(*(column[there] for column in shown))
             source, native, free = source[there], native[there], free[there]
         if len(shown.row):
