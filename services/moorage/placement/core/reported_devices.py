@@ -152,7 +152,8 @@ class DeviceTable:
     def _places(self, cid: int, counter: str, rows: Rows) -> Rows:
         """Returns the entries, from the cluster's first one, of rows that have a counter."""
         columns = self._fleet.parts.classes[counter.removeprefix(_OF_COUNTERS)]
-        return columns.positions(cid, rows) - columns.run(cid).start
+        places: Rows = columns.positions(cid, rows) - columns.run(cid).start
+        return places
 
     def rows_of(self, cid: int, counter: str) -> Rows:
         columns = self._fleet.parts.classes[counter.removeprefix(_OF_COUNTERS)]
