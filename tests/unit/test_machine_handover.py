@@ -212,6 +212,40 @@ def test_slots_go_where_other_pods_leave_room(seed: int) -> None:
     assert w.usage("g")["a"]["used"] == most
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_slots_that_find_room_stay_where_others_find_none(seed: int) -> None:
+    """Whatever the order in which reservations without room leave and what is stored changes."""
+    w = world(4, 2, 4, seed)
+    taken = random.Random(seed).randint(1, 7)
+    w.stranger("stranger", "n0", str(taken))
+    held: set[str] = set()  # uids of reservations that found room
+    for i in range(600):
+        w.step()
+        w.now += 0.1
+        if i % 20 == 0:
+            w.core.wake(w.now)
+        bound = {p["metadata"]["uid"] for p in w.pods() if p["spec"].get("nodeName")}
+        assert held <= bound, "a reservation that had room was removed"
+        held = bound
+    w.rest()
+    assert sum(p["spec"].get("nodeName") == "n0" for p in w.pods()) == 1 + (8 - taken) // 2
+    assert w.usage("g")["a"] == {"maximum": 4, "reserved": 4, "used": 0, "waiting": 0}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_guest_gets_no_place_that_only_looks_free(seed: int) -> None:
+    """It waits until the slots that find no room are elsewhere, which takes less than being pinned in vain."""
+    w = world(4, 2, 4, seed)
+    w.stranger("stranger", "n0", "5")
+    w.rest()
+    assert w.usage("g")["a"]["reserved"] == 1
+    w.guest("early", "a")
+    w.rest()
+    w.now += 8
+    w.rest()
+    assert w.usage("g")["a"] == {"maximum": 4, "reserved": 3, "used": 1, "waiting": 0}
+
+
 def test_a_guest_that_no_node_can_take_burns_no_slot() -> None:
     w = world()
     w.guest("never", "a", nodeSelector={"disk": "none"})

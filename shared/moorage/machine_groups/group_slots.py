@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from moorage.model.machines import Condition
 
 from .cluster_objects import ClusterObjects
 from .group_state import GroupState, StoredSlots, read_slots
+from .handover import Handover
 from .layout import NodeRoom, Slots, lay_out
 from .names import machine_key
+from .slot_assignment import BIND_WITHIN
 
 #: Unused slots of a Node that is not Ready move after this many seconds.
 MOVE_AFTER = 300.0
@@ -44,26 +46,39 @@ def _local_slots(
     alone = {
         t.name: t.offline_slots for t in group.machine.types if t.name not in ordered and t.spec.dependence is None
     }
-    in_use: dict[str, Counter[str]] = {name: Counter() for name in alone}
-    by_node: dict[str, Counter[str]] = {}
-    for name in group.sizes:
-        for pod in group.handover.holding(name):
-            if pod.bound:
-                by_node.setdefault(pod.node, Counter())[name] += 1
-    for name in alone:
-        for node, counts in by_node.items():
-            in_use[name][node] = group.handover.taken(counts, name)
+    bound = [(g.type, g.node) for name in group.sizes for g in group.handover.holding(name) if g.bound]
+    in_use = _taken(group.handover, alone, bound)
     places = cluster.left_over.places
     kept = {n: held[n].slots or in_use[n] + places(group.machine.group, n) for n in alone}
     rooms = {n: _room(cluster, n, states[n], now) for n in group.entries}
     group.limits.observe(
         (pod for pod in group.handover.reservations.values() if pod.type in alone),
         {n: held[n].slots for n in alone},
+        lambda: _taken(group.handover, alone, [*bound, *_granted(group, now)]),
         now,
     )
     return lay_out(
         group.machine, group.sizes, alone, rooms, kept, in_use, lambda name, node: group.limits.most(name, node, now)
     )
+
+
+def _taken(handover: Handover, types: Iterable[str], guests: Iterable[tuple[str, str]]) -> dict[str, Counter[str]]:
+    """Returns how many slots of these types guests take on each Node. `guests`: the type and Node of each."""
+    by_node: dict[str, Counter[str]] = {}
+    for name, node in guests:
+        by_node.setdefault(node, Counter())[name] += 1
+    return {name: Counter({n: handover.taken(counts, name) for n, counts in by_node.items()}) for name in types}
+
+
+def _granted(group: GroupState, now: float) -> Iterable[tuple[str, str]]:
+    """Yields the type and Node of each guest that was given a slot and may still be bound there."""
+    for _, stored in group.stored.values():
+        for uid, grant in stored.grants.items():
+            guest = group.handover.guests.get(uid)
+            if guest is None or guest.bound or guest.deleting:
+                continue
+            if guest.gated or now < max(guest.granted_at, grant.at) + BIND_WITHIN:
+                yield guest.type, grant.node
 
 
 def _room(cluster: ClusterObjects, name: str, state: Condition, now: float) -> NodeRoom:

@@ -35,6 +35,8 @@ class SlotAssignment:
         self.times: list[float] = []
         self.evictions: list[Guest] = []
         self.retries: dict[str, list[Guest]] = {}  # type → pinned guests that could not use their slots
+        #: (type, Node) where a reservation finds no room: the next guest there would be left without one.
+        self.full = {(p.type, p.node) for p in handover.reservations.values() if p.unschedulable and not p.bound}
 
     def run(self) -> None:
         self._count_holders()
@@ -161,6 +163,8 @@ class SlotAssignment:
     def _has_slot(self, machine_type: str, node: str) -> bool:
         """Returns whether a Node has one more slot that the cluster may grant alone."""
         root = root_of(self.h.sizes, machine_type)
+        if (root, node) in self.full:
+            return False
         most = self.s.slots.get(root, {}).get(node, 0)
         alone = self.s.offline.get(root, {}).get(node, 0)
         one_more = Counter(self.on.get(node, Counter()))

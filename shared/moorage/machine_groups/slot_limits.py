@@ -6,7 +6,7 @@ A cluster that lays slots out alone does not know of other Pods. What it knows i
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from .handover_records import ReservationPod
@@ -15,6 +15,7 @@ from .handover_records import ReservationPod
 PATIENCE = 10.0
 #: Seconds until a Node is tried again, at first and at most.
 FIRST_PAUSE, LONGEST_PAUSE = 60.0, 3600.0
+Counts = Mapping[str, Mapping[str, int]]
 
 
 class _Limit(NamedTuple):
@@ -31,22 +32,31 @@ class SlotLimits:
         self._look_at = 0.0  # when a reservation will have been unschedulable for long enough
 
     def observe(
-        self, reservations: Iterable[ReservationPod], slots: Mapping[str, Mapping[str, int]], now: float
+        self, reservations: Iterable[ReservationPod], slots: Counts, taken: Callable[[], Counts], now: float
     ) -> None:
-        """Notes the Nodes of reservations that find no room. `slots`: by type and Node."""
+        """Notes the Nodes of reservations that find no room. `slots`: by type and Node; `taken`: those that guests have or get."""
+        there: Counter[tuple[str, str]] = Counter()
         stuck: Counter[tuple[str, str]] = Counter()
         self._look_at = 0.0
         for pod in reservations:
-            if not pod.unschedulable or pod.bound or pod.deleting or not pod.node:
+            if pod.deleting or not pod.node:
+                continue
+            there[pod.type, pod.node] += 1
+            if not pod.unschedulable or pod.bound:
                 continue
             due = pod.unschedulable_since + PATIENCE
             if due <= now:
                 stuck[pod.type, pod.node] += 1
             else:
                 self._look_at = min(due, self._look_at or due)
+        guests = taken() if stuck else {}
         for key, count in stuck.items():
+            machine_type, node = key
+            most = slots.get(machine_type, {}).get(node, 0)
+            if there[key] + guests.get(machine_type, {}).get(node, 0) > most:
+                continue  # some of those that find no room are about to leave: their slots are not counted any more
             before = self._limits.get(key)
-            least = max(0, slots.get(key[0], {}).get(key[1], 0) - count)
+            least = most - count
             if before is None or now > before.until + LONGEST_PAUSE:
                 self._limits[key] = _Limit(least, now + FIRST_PAUSE, FIRST_PAUSE)
             elif now < before.until:
