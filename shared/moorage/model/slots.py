@@ -138,6 +138,15 @@ def moved(slot: Slot, node: str, host: str, count: int = 1) -> Slot:
     )
 
 
+def followed(slot: Slot, node: str, host: str) -> Slot:
+    """Returns the slot where a pod of it is on a node. What pods get by ResourceClaims stays until it is told which devices those are
+    that the pod has there."""
+    claimed = [grant for grant in slot.devices if is_claimed(slot, grant)]
+    parts = {grant.part: slot.parts[grant.part] for grant in claimed if grant.part in slot.parts}
+    there = moved(slot, node, host)
+    return there if there.parts or not parts else msgspec.structs.replace(there, parts=parts, devices=claimed)
+
+
 class PodPlace(NamedTuple):
     """`parts`, `aligned`, `starting` and `devices` of a slot, of one pod."""
 

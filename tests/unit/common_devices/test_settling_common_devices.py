@@ -25,13 +25,14 @@ from .cluster import CLASS, LAB, Cluster, Device, given, is_sound, slots_of, sol
 
 
 class Mesh:
-    """One-pod groups on a cluster, none of which ran yet."""
+    """One-pod groups on a cluster, none of which ran yet but for what `progress` says."""
 
     def __init__(self, cpu: Mapping[str, int], devices: Sequence[Device], counters: int = 0) -> None:
         self.cluster = Cluster(cpu, devices, counters)
         self.documents: dict[str, Revision] = {}
         self.failures = DeviceFailures()
         self.shapes: dict[str, Shape] = {}
+        self.progress = Progress(reached=False, ran=False, restorable=False)
 
     def place(self, name: str, count: int = 1, cpu: int = 1, on: str = "") -> bool:
         """Places a group; on a node, if that is named."""
@@ -102,8 +103,7 @@ class Mesh:
         self.failures.update(0, self.cluster.fleet, held, Recorded(), 1000.0)
 
     def draft(self) -> Draft:
-        progress = Progress(reached=False, ran=False, restorable=False)
-        around = Surroundings(self.documents, progress=lambda _: progress, failures=self.failures.on(0, 1000.0))
+        around = Surroundings(self.documents, progress=lambda _: self.progress, failures=self.failures.on(0, 1000.0))
         return Draft(0, self.cluster.ledger, self.cluster.fleet, around)
 
     def settle(self) -> Settled:
@@ -199,6 +199,45 @@ def test_what_a_slot_gets_in_place_of_its_device_no_other_slot_gets() -> None:
     found = mesh.settle()
     assert list(found.displaced) == ["t/app/v1/b"]
     assert len(given(mesh.slots())) == 1
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_slot_has_the_device_of_its_pod_wherever_that_started(seed: int) -> None:
+    """Nothing tells devices of equal attributes apart, so each pod may have any, on any node that reaches it. Which one it has may
+    be told after where it is."""
+    rng, names = Random(seed), [f"n{i}" for i in range(4)]
+    devices = [Device("everywhere", tuple(names)), Device("some", ("n2", "n3")), Device("own", ("n1",))]
+    mesh = Mesh(dict.fromkeys(names, 8), devices)
+    mesh.progress = Progress(reached=True, ran=True, restorable=False)
+    assert mesh.place("a") and mesh.place("b") and mesh.place("c")
+    has = dict(zip(mesh.cluster.ledger.claims, rng.sample(devices, 3), strict=True))
+    node = {ident: rng.choice(device.reach) for ident, device in has.items()}
+    told: set[str] = set()
+
+    def report(started: Iterable[str]) -> None:
+        rows = mesh.cluster.reports()
+        for row in rows:
+            there = [ident for ident in started if node[ident] == row.name]
+            row.requested, row.pod_count = {"cpu": str(len(there))}, len(there)
+            row.in_use = {has[i].ident: {CLASS: "1"} for i in told if row.name in has[i].reach}
+        live = {i: {node[i]: 1} for i in started}
+        named = {i: {node[i]: [({has[i].ident: {CLASS: 1}}, 1)]} for i in told}
+        nodes = [normalize_node(row)[0] for row in rows]
+        mesh.cluster.writer.put(0, LAB, nodes, whole=True, claims=live, named=named)
+        for _ in range(4):
+            if mesh.cluster.capacity.may_be_unsettled(LAB):
+                mesh.settle()
+
+    started = rng.sample(list(has), 3)
+    for count in range(1, 4):
+        told |= {ident for ident in started[:count] if rng.random() < 0.5}
+        report(started[:count])
+    told |= set(has)
+    report(started)
+    assert not mesh.cluster.capacity.may_be_unsettled(LAB) and not is_unsettled(mesh.draft())
+    assert given(mesh.slots()) == sorted((node[ident], device.ident) for ident, device in has.items())
+    assert all(mesh.cluster.free(name, device) == 0 for device in devices for name in device.reach)
+    assert {grant.need for slot in mesh.slots() for grant in slot.devices} == {f"claim-{name}/r" for name in "abc"}
 
 
 def check(seeds: Iterable[int]) -> None:

@@ -10,7 +10,7 @@ import msgspec
 from moorage.ledger import Family, NodeAmounts
 from moorage.ledger.families import add
 from moorage.model.claims import Claim, Slot
-from moorage.model.slots import PodPlace, moved, with_parts
+from moorage.model.slots import PodPlace, followed, moved, with_parts
 
 
 @dataclass(slots=True)
@@ -33,7 +33,7 @@ class Place:
 
     def slot(self, ident: str) -> Slot:
         """Returns the slot that a claim has for the place where it is now."""
-        slot = moved(self.members[ident], self.node, self.host)
+        slot = (followed if self.stray else moved)(self.members[ident], self.node, self.host)
         return slot if self.inside is None else with_parts(slot, [self.inside])[0]
 
     @property
