@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import json
+import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -75,6 +77,31 @@ def test_a_port_alone_is_this_machines() -> None:
     for listen in (brokers.listen, listener_of):
         with listen(":0") as sock:
             assert sock.getsockname()[0] == "127.0.0.1"
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="elsewhere no server could listen beside the socket that holds the port"
+)
+def test_the_port_of_a_server_that_restarts_is_given_to_nobody_else(
+    state: StateDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def another() -> int:
+        """Returns the port that another process would get."""
+        monkeypatch.setattr(brokers, "_chosen", set())
+        return brokers.free_port()
+
+    held: list[socket.socket] = []
+    port = brokers.free_port(held)
+    monkeypatch.setattr(brokers, "_SERVER_PORTS", [port] * 100)
+    assert another() != port
+    with brokers.listen(f"127.0.0.1:{port}"):  # as the server does, again and again
+        assert another() != port
+    secrets = Credentials.open(state, installed().users)
+    secrets.nats_port = port
+    assert brokers.nats_port(secrets, 0, held) == port, "the one that agents know, while nobody listens there"
+    for bound in held:
+        bound.close()
+    assert another() == port
 
 
 def server(directory: Path, name: str, text: str) -> str:

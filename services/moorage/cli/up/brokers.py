@@ -36,16 +36,26 @@ _SERVER_PORTS = range(22_000, 31_000)
 _chosen: set[int] = set()  # by this process, whose servers may not listen yet
 
 
-def free_port() -> int:
-    """Returns a port on which nobody listens, and another one at each call."""
+def free_port(held: list[socket.socket] | None = None) -> int:
+    """Returns a port on which nobody listens, and another one at each call. `held` gets a socket that keeps other processes that look
+    for one from it, also while the server on it is restarted."""
     for port in (*random.sample(_SERVER_PORTS, 100), 0):  # of the last one the kernel makes what is free
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             found = int(probe.getsockname()[1])
             if found not in _chosen:
                 _chosen.add(found)
+                if held is not None:
+                    _hold(probe, held)
                 return found
     raise Failure("no port is free on 127.0.0.1")
+
+
+def _hold(bound: socket.socket, held: list[socket.socket]) -> None:
+    """Keeps a bound socket open. On Linux a server that may reuse addresses, as all do, listens beside it; elsewhere it could not."""
+    if sys.platform == "linux":
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.append(bound.dup())
 
 
 def _beside_python(name: str) -> str | None:
@@ -116,7 +126,7 @@ def write_nats_conf(state: StateDirectory, listen: str, secrets: Credentials, me
     write_private(state.nats_conf, json.dumps(conf, indent=1))
 
 
-def nats_port(secrets: Credentials, requested: int) -> int:
+def nats_port(secrets: Credentials, requested: int, held: list[socket.socket]) -> int:
     """Returns the requested port, else the stored one that agents know, else a free one; it is stored for the next start."""
     port = requested
     if not port:
@@ -124,9 +134,11 @@ def nats_port(secrets: Credentials, requested: int) -> int:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind(("127.0.0.1", secrets.nats_port))
-                port = secrets.nats_port or free_port()
+                if port := secrets.nats_port:
+                    _hold(probe, held)
             except OSError:
-                port = free_port()
+                port = 0
+        port = port or free_port(held)
     _chosen.add(port)
     secrets.nats_port = port
     return port

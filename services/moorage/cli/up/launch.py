@@ -115,7 +115,7 @@ def _start_brokers(supervisor: Supervisor, secrets: Credentials, wanted: str) ->
     waits: list[tuple[SupervisedProcess, Callable[[], bool]]] = []
     if not plan.nats:
         host, _, given = wanted.rpartition(":")
-        port = brokers.nats_port(secrets, int(given))
+        port = brokers.nats_port(secrets, int(given), supervisor.held_ports)
         secrets.save(state)
         listen = f"{host or '127.0.0.1'}:{port}"
         brokers.write_nats_conf(state, listen, secrets, installed())
@@ -126,7 +126,7 @@ def _start_brokers(supervisor: Supervisor, secrets: Credentials, wanted: str) ->
         supervisor.on_wake = users.answer_requests
     redis_port = 0
     if not plan.redis:
-        redis_port = brokers.free_port()
+        redis_port = brokers.free_port(supervisor.held_ports)
         brokers.write_redis_conf(state, redis_port, secrets)
         plan.redis = brokers.redis_url(redis_port, secrets, "default")
         redis = supervisor.start(program("redis", [brokers.redis_server(), str(state.redis_conf)], state.logs))

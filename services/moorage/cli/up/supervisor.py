@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -47,6 +48,7 @@ class Supervisor:
         self.plan = plan
         self.say = say
         self.on_wake: Callable[[], None] = lambda: None  # called after a command sent WAKE
+        self.held_ports: list[socket.socket] = []  # bound to the ports of servers for as long as these may be restarted
         self._restart_delay = restart_delay  # the longest, in seconds
         self._woken = False
         self.started = False
@@ -199,6 +201,8 @@ class Supervisor:
         for pid, status in self._tasks.items():
             if status is None:
                 _kill(pid, signal.SIGKILL)
+        for port in self.held_ports:
+            port.close()
         self.plan.state.endpoint.unlink(missing_ok=True)
 
 
