@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -365,13 +366,21 @@ class Decider:
             if self._deciding.get(group) == record.revision:
                 del self._deciding[group]
 
+    @property
+    def served(self) -> AbstractSet[str]:
+        """Returns the extended resources that DeviceClasses serve somewhere in the fleet."""
+        return self.fleet.parts.layouts.extended_resources if self.fleet.layout is not None else frozenset()
+
+    def bound(self, record: Revision) -> Revision:
+        return bound(record, self.catalog, self.served)
+
     async def _decide(
         self, record: Revision, cause: str, based_on: int, durable_revisions: DurableRevisions | None
     ) -> Outcome | None:
         loop = asyncio.get_running_loop()
         if settled(self.ledger, record.group, record.revision):
             return None
-        record = bound(within_quotas(record, self.quotas), self.catalog)
+        record = self.bound(within_quotas(record, self.quotas))
         for app in record.apps:
             for shape in app.shapes:
                 self.devices.record(shape, (record.group, record.revision, app.name, shape.object))
@@ -495,7 +504,7 @@ class Decider:
         proposal: Decision | ProposalRefused
         loop = asyncio.get_running_loop()
         catalog = self.catalog.with_unsaved(classes) if classes else self.catalog
-        record = bound(within_quotas(record, self.quotas), catalog)
+        record = bound(within_quotas(record, self.quotas), catalog, self.served)
         until = loop.time() + 2 * self._longest_deadline(record)
         for _ in range(2):
             existing = existing_placement(record, self.fleet, self.ledger)

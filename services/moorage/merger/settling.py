@@ -23,7 +23,6 @@ from moorage.model.names import group_tokens
 from moorage.model.problems import Problem, Refused
 from moorage.model.status import GroupStatus
 
-from .core.class_binding import bound
 from .core.settle import Settled, groups_to_settle, is_unsettled, settle
 from .core.settlement_draft import Draft, Progress, Surroundings
 from .decider import Decider
@@ -275,7 +274,7 @@ class Settling:
         if cid is None or not decider.fleet.usable_clusters[cid]:
             return None
         held, lost = decider.capacity.held_on(cluster), self._lost.on(cluster)
-        documents = {group: bound(document, decider.catalog) for group, document in documents.items()}
+        documents = {group: decider.bound(document) for group, document in documents.items()}
         whole = whole or bool(lost) or self._devices.matters(cluster)
         objects = decider.capacity.to_settle(cluster, whole=whole)
         around = Surroundings(documents, held, lost, progress.get, self._devices.on(cluster), objects)

@@ -68,7 +68,7 @@ class WaitLoop:
         self._bus, self._decider, self._events = bus, decider, events
         self._fleet = decider.fleet
         self._wake = asyncio.Event()
-        self.waiting = WaitQueue(self._own_clusters, lambda app: bound_app(app, decider.catalog))
+        self.waiting = WaitQueue(self._own_clusters, lambda app: bound_app(app, decider.catalog, decider.served))
         self._hinted: Delayed[_Head] = Delayed(HINT_GRACE)  # groups that a merger was asked to decide
         # Withdrawals that were asked for: group → revision, and the last commit that was folded then.
         self._ending: Delayed[tuple[int, int]] = Delayed(HINT_GRACE)

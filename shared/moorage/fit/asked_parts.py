@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from math import gcd
 
 import msgspec
 
-from moorage.model.part_requests import OneZone
+from moorage.model.part_requests import OneZone, PartGroup
 from moorage.model.shapes import EXCLUSIVE, Shape
 from moorage.parts import Request, needs_one_zone, pod_request
 from moorage.parts.device_slots import class_name, of_identity, reads_identities
@@ -71,7 +71,9 @@ class Asked:
         #: Selectors of devices that name identities.
         self._identities = [a.properties for g in shape.groups for a in g.devices if names_identity(a.properties)]
         #: DeviceClasses of clusters that are asked for.
-        self._classes = {class_name(ask) for group in shape.groups for ask in group.devices}
+        self._asks = [ask for group in shape.groups for ask in group.devices]
+        #: Extended resources for which devices are asked where a DeviceClass serves them.
+        self._extended = {ask.extended_resource for ask in self._asks if ask.extended_resource}
         self.role = role_group(shape)
         self.cores = cores_alone(shape, self.granted)
         self._requests: dict[tuple[frozenset[str] | None, bool, object], Request] = {}
@@ -86,7 +88,10 @@ class Asked:
         return self._always_reads(layout) or any(may_select(selector, source) for selector in self._identities)
 
     def _always_reads(self, layout: Layout) -> bool:
-        return self._relates_identities or not self._classes.isdisjoint(StaticInside.of(layout).identity_classes)
+        static = StaticInside.of(layout)
+        return self._relates_identities or any(
+            class_name(ask, static.table) in static.identity_classes for ask in self._asks if static.identity_classes
+        )
 
     def explicit_on(self, static: StaticInside) -> bool:
         """Returns whether parts of nodes of a layout are asked for: by the shape, or because CPUs of one's own are of zones."""
@@ -98,7 +103,8 @@ class Asked:
         cores = self.cores if static.gives_exclusive else 0
         if cores:
             of_layout = static.largest.get(EXCLUSIVE, 0)
-        key = static.zone_classes if self.one_zone or in_zone else None, shared or not self.shared, of_layout
+        counted = frozenset(self._extended - static.table.serving.keys())
+        key = static.zone_classes if self.one_zone or in_zone else None, shared or not self.shared, (of_layout, counted)
         found = self._requests.get(key)
         if found is None:
             shape = self.shape
@@ -106,6 +112,8 @@ class Asked:
                 shape = with_role_of(shape, static.layout.inside.roles, static.zone_classes, static.largest)
             if cores:
                 shape = with_cores_of_zones(shape, cores, static.largest.get(EXCLUSIVE, 0))
+            if counted:
+                shape = msgspec.structs.replace(shape, groups=[g for g in shape.groups if not _asks_for(g, counted)])
             if not key[1]:
                 shape = msgspec.structs.replace(shape, groups=[group for group in shape.groups if not group.shared])
             found = pod_request(shape, self.granted, key[0])
@@ -147,3 +155,8 @@ class Asked:
             # How much is taken of which depends on the device that is chosen.
             found |= dict.fromkeys(static.device_classes, (1, 1 << 62))
         return found
+
+
+def _asks_for(group: PartGroup, resources: Collection[str]) -> bool:
+    """Returns whether a group is devices for one of these extended resources."""
+    return any(ask.extended_resource in resources for ask in group.devices if ask.extended_resource)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ from moorage.parts.inside import InnerPart, Layout, part_id
 from .asked_parts import Asked
 from .device_rows import entries_of, free_of
 from .inner_rows import nodes_by_layout
-from .protocols import Mask, Rows
+from .protocols import Ids, Mask, Rows
 from .static_inside import StaticInside
 
 Counts = NDArray[np.int64]
@@ -71,6 +72,9 @@ def count_devices(rows: Rows, ask: DeviceAsk, about: Mask) -> DeviceCounts:
     asked = Asked(Shape(key="", object="", groups=[PartGroup(devices=(ask,))]))
     for layout, at, amounts in nodes_by_layout(rows, ids, asked=[asked]):
         table = StaticInside.of(layout).table
+        if ask.extended_resource and ask.extended_resource not in table.serving:
+            _count_of_nodes(rows, ask.extended_resource, ids[at], (there, selected, healthy, untainted), free, most)
+            continue
         known = known or (ask.device_class or ask.resource_class) in table.classes
         verdicts = selected_devices(table, ask)
         clusters = rows.cluster[ids[at]].astype(np.int64)
@@ -124,6 +128,18 @@ def count_devices(rows: Rows, ask: DeviceAsk, about: Mask) -> DeviceCounts:
         if layout.inside.incomplete_pools:
             np.add.at(invalid if layout.inside.invalid_pools else incomplete, clusters, 1)
     return DeviceCounts(there, selected, healthy, untainted, free, most, starved, incomplete, invalid, known, counter)
+
+
+def _count_of_nodes(rows: Rows, resource: str, ids: Ids, columns: Sequence[Counts], free: Counts, most: Counts) -> None:
+    """Counts what nodes have of an extended resource themselves as devices of which no more is known."""
+    clusters = rows.cluster[ids]
+    total, left = rows.allocatable(resource), rows.free(resource)
+    if total is None or left is None:
+        return
+    for column in columns:
+        np.add.at(column, clusters, total[ids])
+    np.add.at(free, clusters, np.maximum(left[ids], 0))
+    np.maximum.at(most, clusters, left[ids])
 
 
 def _sources(layout: Layout, part: InnerPart, amounts: Counts) -> list[tuple[int, int, Counts]]:

@@ -12,7 +12,7 @@ from moorage.model.part_reports import PropertyValue, Typed
 from moorage.model.part_requests import DeviceAsk, PartGroup, PropertyCondition
 from moorage.model.shapes import Shape
 from moorage.parts.device_slots import class_name
-from moorage.parts.device_table import DeviceTable
+from moorage.parts.device_table import EMPTY, DeviceTable
 from moorage.parts.inside import part_id
 from moorage.parts.properties import Properties, meets
 
@@ -85,13 +85,12 @@ def explain_selection(rows: Rows, ask: DeviceAsk, about: Mask) -> Selection:
 
 def _expressions(rows: Rows, ask: DeviceAsk, about: Mask) -> Sequence[str]:
     """Returns the expressions of the DeviceClass and of the request, as the first cluster has the class."""
-    name = class_name(ask)
-    if name and rows.layout is not None:
+    if rows.layout is not None:
         used = np.unique(rows.layout[: rows.n][about[rows.cluster[: rows.n]]])
         for number in used.tolist():
-            for found in rows.parts.layouts.found[number].inside.device_classes if number else ():
-                if found.name == name:
-                    return (*found.selectors, *ask.selectors)
+            table = StaticInside.of(rows.parts.layouts.found[number]).table if number else EMPTY
+            if (found := table.classes.get(class_name(ask, table))) is not None:
+                return (*found.selectors, *ask.selectors)
     return ask.selectors
 
 

@@ -166,6 +166,7 @@ class _Layouts:
         self.found = _LayoutList()
         self.sources: list[bytes] = [b""]
         self.any_aligns = False  # the kubelet of a node does
+        self.extended_resources: set[str] = set()  # that a DeviceClass serves on some node, or has served
         self.any_gives_exclusive = False  # the agent of a node gives CPUs of zones
         self._layouts = _Columns("first", "size", "first_entry", "entries", "aligns", "shares", "common")
         self._layouts.append([(0, 0, 0, 0, 0, 0, 0)])
@@ -229,6 +230,7 @@ class _Layouts:
     def _append_columns(self, layout: Layout, parts: FleetParts) -> tuple[int, ...]:
         self.any_aligns |= layout.aligns
         self.any_gives_exclusive |= layout.gives_exclusive
+        self.extended_resources |= layout.extended_resources
         leave = list(range(1, len(layout.parts) + 1))
         for i in range(len(layout.parts) - 1, 0, -1):
             above = layout.parts[i].parent

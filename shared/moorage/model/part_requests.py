@@ -63,6 +63,7 @@ class DeviceAsk(Value, kw_only=True, frozen=True):
     versions: dict[str, ClassVersion] = {}  # of the resource class, by cluster; "" is the fleet's
     share: int = 0  # thousandths of each capacity of a device that can be divided; 0: whole devices
     algorithm: str = ""  # by which devices are chosen; empty: the class's or the fleet's
+    extended_resource: str = ""  # asked only of nodes where a DeviceClass serves it; others count it themselves
 
 
 class RoleAsk(Value, kw_only=True, frozen=True):

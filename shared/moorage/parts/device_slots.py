@@ -215,7 +215,7 @@ class DeviceSlots:
         if claim_of(need) in self._with_admin and not report.divisible:
             takes = (*takes, (self._only_once(claim_of(need), i), 1))
         order = alternative * _MANY + device
-        given = Given(need, resources, once, ask.resource_class)
+        given = Given(need, resources, once, ask.resource_class or self._table.serving.get(ask.extended_resource, ""))
         return _Choice(i, alternative, order, given, takes, takes_once)
 
     def _exclusive(self, device: int, i: int) -> tuple[tuple[int, int], ...]:
@@ -332,9 +332,11 @@ def _kept(found: DeviceSlot, kept: Sequence[int]) -> DeviceSlot:
     )
 
 
-def class_name(ask: DeviceAsk) -> str:
+def class_name(ask: DeviceAsk, table: DeviceTable) -> str:
     """Returns the DeviceClass of the cluster that is asked for; empty: none. A name that is no class of the mesh is one of the
-    cluster."""
+    cluster. An extended resource that no class of the cluster serves is a name that no class has."""
+    if ask.extended_resource:
+        return table.serving.get(ask.extended_resource, ask.extended_resource)
     return ask.device_class or (ask.resource_class if not ask.properties else "")
 
 
@@ -351,7 +353,7 @@ def of_identity(relation: Relation) -> bool:
 
 def class_verdicts(table: DeviceTable, ask: DeviceAsk) -> Sequence[bool | None]:
     """Returns which devices the DeviceClass and the expressions of a request select; None where one of these is an error."""
-    name = class_name(ask)
+    name = class_name(ask, table)
     found = table.classes.get(name)
     if found is None and name:
         return [False] * len(table.devices)

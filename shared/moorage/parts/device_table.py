@@ -38,6 +38,10 @@ class DeviceTable:
     ) -> None:
         self.devices = devices
         self.classes = {found.name: found for found in classes}
+        #: By extended resource, the DeviceClass that serves it.
+        self.serving = {
+            found.extended_resource: name for name, found in self.classes.items() if found.extended_resource
+        }
         self.incomplete = incomplete
         self._verdicts: dict[tuple[str, ...], list[bool | None]] = {}
         self._values: dict[tuple[int, str], frozenset[object] | None] = {}

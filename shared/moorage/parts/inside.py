@@ -143,6 +143,11 @@ class Layout(NamedTuple):
         return kind is not None and kind.exclusive and any(entry.resource == EXCLUSIVE for entry in self.entries)
 
     @property
+    def extended_resources(self) -> set[str]:
+        """Returns the extended resources that devices of DeviceClasses serve here."""
+        return {found.extended_resource for found in self.inside.device_classes if found.extended_resource}
+
+    @property
     def shared(self) -> list[int]:
         """Returns the positions of the parts that other nodes may reach, too."""
         return [i for i, part in enumerate(self.parts) if part.shared]

@@ -1,9 +1,11 @@
-"""Gives needs for devices the selectors of their resource classes, as the fleet and its clusters have them when a group is decided."""
+"""Gives needs for devices the selectors of their resource classes, as the fleet and its clusters have them when a group is decided,
+and adds needs for devices that serve extended resources."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from collections.abc import Set as AbstractSet
 
 import msgspec
 
@@ -12,30 +14,49 @@ from moorage.device_algorithms import DEFAULT
 from moorage.model.groups import Revision
 from moorage.model.part_requests import ClassVersion, DeviceAsk, PartGroup, PropertyCondition, PropertySelector
 from moorage.model.shapes import Shape, ShapedApp
+from moorage.podspec.extended_resources import extended_needs
 
 
-def bound(record: Revision, catalog: ClassCatalog) -> Revision:
+def bound(record: Revision, catalog: ClassCatalog, served: AbstractSet[str] = frozenset()) -> Revision:
     """Returns the record with the selector of each class that its shapes ask for. A name that is no class of the mesh stays as it is:
-    it means the DeviceClass of each cluster."""
-    if not any(group.devices for app in record.apps for shape in app.shapes for group in shape.groups):
+    it means the DeviceClass of each cluster. `served`: extended resources that DeviceClasses serve somewhere in the fleet."""
+    if not any(_is_bound(app, served) for app in record.apps):
         return record
-    return msgspec.structs.replace(record, apps=[bound_app(app, catalog) for app in record.apps])
+    return msgspec.structs.replace(record, apps=[bound_app(app, catalog, served) for app in record.apps])
 
 
-def bound_app(app: ShapedApp, catalog: ClassCatalog) -> ShapedApp:
-    if not any(group.devices for shape in app.shapes for group in shape.groups):
+def bound_app(app: ShapedApp, catalog: ClassCatalog, served: AbstractSet[str] = frozenset()) -> ShapedApp:
+    if not _is_bound(app, served):
         return app
-    return msgspec.structs.replace(app, shapes=[_shape(shape, catalog) for shape in app.shapes])
+    return msgspec.structs.replace(app, shapes=[_shape(shape, catalog, served) for shape in app.shapes])
 
 
-def _shape(shape: Shape, catalog: ClassCatalog) -> Shape:
-    if not any(ask.resource_class for group in shape.groups for ask in group.devices):
+def _is_bound(app: ShapedApp, served: AbstractSet[str]) -> bool:
+    return any(
+        any(group.devices for group in shape.groups) or not served.isdisjoint(shape.resources) for shape in app.shapes
+    )
+
+
+def _shape(shape: Shape, catalog: ClassCatalog, served: AbstractSet[str]) -> Shape:
+    extended = list(_extended(shape, served))
+    if not extended and not any(ask.resource_class for group in shape.groups for ask in group.devices):
         return shape
-    groups = [_group(group, catalog) for group in shape.groups]
+    groups = [_group(group, catalog) for group in shape.groups] + extended
     # A class that was deleted and made again is another one: what is cached by the key is of one selector.
-    selectors = msgspec.json.encode([[ask.properties for ask in group.devices] for group in groups])
+    selectors = msgspec.json.encode([[(a.properties, a.extended_resource) for a in group.devices] for group in groups])
     key = f"{shape.key}+{hashlib.blake2b(selectors, digest_size=6).hexdigest()}"
     return msgspec.structs.replace(shape, key=key, groups=groups)
+
+
+def _extended(shape: Shape, served: AbstractSet[str]) -> Iterator[PartGroup]:
+    """Yields needs for the devices of extended resources. They are asked of nodes where a DeviceClass serves these."""
+    if served.isdisjoint(shape.resources):
+        return
+    taken = {group.suffix for group in shape.groups}
+    for need in extended_needs(shape.containers, shape.resources, served):
+        if need.name not in taken:
+            ask = DeviceAsk(count=need.count, extended_resource=need.resource)
+            yield PartGroup(suffix=need.name, devices=(ask,))
 
 
 def _group(group: PartGroup, catalog: ClassCatalog) -> PartGroup:

@@ -18,6 +18,7 @@ from moorage.model.claims import Claim, Decision
 from moorage.model.groups import Revision
 from moorage.model.part_requests import AttributeRelation, DeviceAsk, DeviceToleration
 from moorage.model.slots import DeviceGrant, is_claimed, is_of_claim
+from moorage.parsing import format_amount, parse_amount
 from moorage.podspec import (
     CLASS_ALGORITHM,
     CLASS_OF_NEED,
@@ -34,6 +35,7 @@ from moorage.podspec import (
     with_value,
 )
 from moorage.podspec.device_shares import class_of_resource, is_class_resource
+from moorage.podspec.extended_resources import ExtendedNeed, extended_needs
 
 Manifest = dict[str, Any]
 _GROUP = "resource.k8s.io"
@@ -43,11 +45,13 @@ _encode = msgspec.json.Encoder(order="sorted").encode
 
 
 class ClassNeeds(NamedTuple):
-    """The requests of an object's pods by classes: alternatives by need, relations between needs, and the containers of needs."""
+    """The requests of an object's pods by classes: alternatives by need, relations between needs, and the containers of needs.
+    `extended`: needs for devices that DeviceClasses serve where they are there for extended resources."""
 
     asks: Mapping[str, Sequence[DeviceAsk]]
     relations: Sequence[AttributeRelation]
     containers: Mapping[str, set[str]]
+    extended: Mapping[str, ExtendedNeed] = {}
 
 
 class PinnedObjects(NamedTuple):
@@ -124,7 +128,8 @@ class DevicePins:
         self, manifests: Sequence[Manifest], claims: Iterable[Claim], needs: Mapping[str, ClassNeeds] | None = None
     ) -> None:
         self._needs = needs or {}
-        self._devices = {claim.object: (claim, devices_of(claim)) for claim in claims}
+        served = (_without_unserved(claim, self._needs.get(claim.object)) for claim in claims)
+        self._devices = {claim.object: (claim, devices_of(claim)) for claim in served}
         self._named = {_key(m): m for m in manifests if _is_of_devices(m)}
 
     @property
@@ -253,10 +258,45 @@ class DevicePins:
         added |= {_key(found): found for found in (template_, *classes)}
         entry = {"name": f"{PIN_PREFIX}{MADE}", "resourceClaimTemplateName": name}
         result = {**spec, "resourceClaims": [*spec["resourceClaims"], entry]}
+        extended = [needs.extended[name] for name in names if name in needs.extended]
         for field in ("containers", "initContainers"):
             if spec.get(field):
-                result[field] = [_claiming(container, request_of, needs.containers) for container in spec[field]]
+                result[field] = [
+                    _claiming(_without_extended(container, extended), request_of, needs.containers)
+                    for container in spec[field]
+                ]
         return result
+
+
+def _without_unserved(claim: Claim, needs: ClassNeeds | None) -> Claim:
+    """Returns the claim without the devices for extended resources of which other slots have none: their nodes have the resource
+    itself. All pods have one template, so they request the resource, and the cluster chooses the devices."""
+    granted = [{grant.need for grant in slot.devices} for slot in claim.slots if slot.count]
+    unserved = {name for name in (needs.extended if needs else ()) if not all(name in each for each in granted)}
+    if unserved.isdisjoint(name for each in granted for name in each):
+        return claim
+    slots = [
+        msgspec.structs.replace(slot, devices=[grant for grant in slot.devices if grant.need not in unserved])
+        for slot in claim.slots
+    ]
+    return msgspec.structs.replace(claim, slots=slots)
+
+
+def _without_extended(container: Manifest, needs: Iterable[ExtendedNeed]) -> Manifest:
+    """Returns the container without the extended resources for which it has devices by a claim. What optional needs add is left."""
+    resources = dict(container.get("resources") or {})
+    served = {need.resource: need.count for need in needs if container.get("name") in need.containers}
+    for field in ("requests", "limits"):
+        if served and resources.get(field):
+            amounts = {
+                name: parse_amount(name, str(a), True) - served.get(name, 0)
+                for name, a in resources[field].items()
+                if name in served
+            }
+            left = {name: format_amount(name, amount) for name, amount in amounts.items() if amount > 0}
+            others = {name: amount for name, amount in resources[field].items() if name not in served}
+            resources[field] = others | left
+    return {**container, "resources": resources} if served else container
 
 
 def _shares(
@@ -359,13 +399,16 @@ def class_needs(revision: Revision, app: str, manifests: Sequence[Manifest]) -> 
     found: dict[str, ClassNeeds] = {}
     for shape in next((one.shapes for one in revision.apps if one.name == app), ()):
         asks = {g.suffix: g.devices for g in shape.groups if g.devices and not is_of_claim(g.suffix)}
-        if asks:
+        needs = extended_needs(shape.containers, shape.resources)
+        extended = {need.name: need for need in needs if need.name not in asks}
+        if asks or extended:
             relations = [r for r in shape.relations if isinstance(r, AttributeRelation)]
             containers = _containers(revision, app, shape.object)
             for container, names in _class_resources(templates.get(shape.object, {})):
                 for name in names:
                     containers.setdefault(name if name in asks else f"{name}.manifest", set()).add(container)
-            found[shape.object] = ClassNeeds(asks, relations, containers)
+            containers |= {name: set(need.containers) for name, need in extended.items()}
+            found[shape.object] = ClassNeeds(asks, relations, containers, extended)
     return found
 
 

@@ -178,7 +178,7 @@ class SimulatedDevices:
         more: dict[str, list[Any]] = {
             "devices": found.devices,
             "counters": found.counters,
-            "deviceClasses": self._classes.reports() if found.devices else [],
+            "deviceClasses": self._classes.reports(fields["allocatable"]) if found.devices else [],
             "problems": found.problems,
         }
         for name, values in more.items():
@@ -201,7 +201,7 @@ class SimulatedDevices:
         """Returns the DeviceClass of which devices serve an extended resource; "" if none does."""
         if resource.startswith(DEVICE_CLASS):
             return resource[len(DEVICE_CLASS) :]
-        return next((c.name for c in self._classes.reports() if c.extended_resource == resource), "")
+        return self._classes.serving(resource)
 
     def fits(self, uid: str, need: PodNeed, node: str, short: Mapping[str, int]) -> bool:
         """Returns whether the pod's claims have devices of the node, or could. `short`: extended resources that devices of the node
