@@ -303,3 +303,47 @@ def test_pods_of_devices_that_fail_move_and_others_run_on(
     running(mesh, "mover")
     remove(mesh, "mover")
     until(lambda: not allocated(plane), 60, "all are given back")
+
+
+def test_an_extended_resource_is_served_by_the_devices_of_the_decision(
+    mesh: Mesh, agents: dict[str, AgentProcess], planes: list[ControlPlane]
+) -> None:
+    """The pods request the resource in the document and have a claim in the cluster, so kube-scheduler chooses nothing else. A pod of
+    somebody else that requests the resource gets what is left."""
+    plane, resource = planes[0], "fleet.example.com/b"
+    expression = f'device.attributes["{DRIVER}"].model == "b"'
+    spec = {"selectors": [{"cel": {"expression": expression}}], "extendedResourceName": resource}
+    plane.call("POST", f"{GROUP}/deviceclasses", {"metadata": {"name": "fleet.b"}, "spec": spec})
+    wanted = document("extended", "b")
+    (app,) = wanted["spec"]["apps"]
+    app["manifests"] = [web := app["manifests"].pop()]
+    pod = web["spec"]["template"]["spec"]
+    del pod["resourceClaims"]
+    pod["containers"][0]["resources"] = {"limits": {resource: 1}}
+    stranger = {
+        "metadata": {"name": "stranger"},
+        "spec": {
+            "containers": [{"name": "c", "image": "registry.example/x:1", "resources": {"limits": {resource: 1}}}]
+        },
+    }
+    apply(mesh, wanted)
+    running(mesh, "extended")
+    (claim,) = why(mesh, "extended")["apps"]["extended"]["claims"]
+    (slot,) = claim["slots"]
+    (device,) = slot["devices"]
+    assert (device["need"], device["class"]) == ("fleet.example.com.b", "fleet.b")
+    assert allocated(plane) == [device["part"].rpartition("/")[2]] == ["gpu-2"]
+    (found,) = pods(plane, "extended")
+    resources = found["spec"]["containers"][0]["resources"]
+    assert resource not in (resources.get("limits") or {}) and len(resources["claims"]) == 1
+    plane.call("POST", "/api/v1/namespaces/default/pods", stranger)
+    try:
+        until(lambda: allocated(plane) == ["gpu-2", "gpu-3"], 60, "the stranger has the other device")
+        app["manifests"][0]["spec"]["replicas"] = 2
+        apply(mesh, wanted)
+        until(lambda: why(mesh, "extended").get("pendingRevision") == 2, 60, "there is no third device")
+    finally:
+        plane.call("DELETE", "/api/v1/namespaces/default/pods/stranger?gracePeriodSeconds=0")
+    until(lambda: why(mesh, "extended")["phase"] == "Running" and len(allocated(plane)) == 2, 60, "it gets it then")
+    remove(mesh, "extended")
+    until(lambda: not allocated(plane), 60, "all are given back")

@@ -115,3 +115,16 @@ def test_quotas_that_go_count_no_more() -> None:
     found = quota("q", "a", "gpu")
     found.drop(Key("a", "q"))
     assert found.of("a") == frozenset()
+
+
+def test_quotas_of_an_extended_resource_count_devices_of_the_class_that_serves_it() -> None:
+    found = Quotas({"example.com/gpu": "gpu"}.get)  # type: ignore[arg-type]
+    hard = {
+        "requests.example.com/gpu": "3",
+        "requests.deviceclass.resource.kubernetes.io/nic": "2",
+        "requests.cpu": "9",
+        "requests.example.com/other": "1",
+    }
+    found.put(Key("a", "q"), dra.resource_quota(msgspec.json.encode({"metadata": {}, "spec": {"hard": hard}})))
+    assert found.of("a") == {"gpu", "nic"} and not found.of("b")
+    assert (found.limit("a", "gpu"), found.limit("a", "nic"), found.limit("a", "cpu")) == (3, 2, None)

@@ -6,7 +6,7 @@ Templates cannot be changed, so one with other devices has another name, and pod
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -21,6 +21,7 @@ from moorage.podspec import (
     template_path,
     with_value,
 )
+from moorage.podspec.device_shares import DEVICE_CLASS
 
 from .objects import ResourceQuota
 from .pins import is_pin, selector_of
@@ -29,6 +30,8 @@ from .slices import Devices
 Manifest = dict[str, Any]
 #: Ends the names by which quotas count devices that claims ask for, after the name of a class.
 _COUNTED = ".deviceclass.resource.k8s.io/devices"
+#: Begins the names by which quotas count requests for resources.
+_REQUESTED = "requests."
 _read_ids = msgspec.json.Decoder(list[str]).decode
 
 
@@ -54,17 +57,19 @@ class QuotaPins(NamedTuple):
 
 
 class Quotas:
-    """The ResourceQuotas of a cluster, as far as they count devices by class."""
+    """The ResourceQuotas of a cluster, as far as they count devices by class. `serving` returns the class that serves an extended
+    resource, or ""."""
 
-    def __init__(self) -> None:
-        self._limits: dict[Key, dict[str, int]] = {}  # by class
+    def __init__(self, serving: Callable[[str], str] = lambda _: "") -> None:
+        self._serving = serving
+        self._limits: dict[Key, dict[str, int]] = {}  # by name in the quota
 
     def put(self, key: Key, found: ResourceQuota) -> None:
         """Takes over a quota. One whose amount cannot be read allows nothing, as no API server has it."""
         limits = {
-            name.removesuffix(_COUNTED): _amount(hard)
+            name: _amount(hard)
             for name, hard in (found.spec.hard or {}).items()
-            if name.endswith(_COUNTED)
+            if name.endswith(_COUNTED) or (name.startswith(_REQUESTED) and "/" in name)
         }
         if limits:
             self._limits[key] = limits
@@ -76,12 +81,22 @@ class Quotas:
 
     def of(self, namespace: str) -> frozenset[str]:
         """Returns the classes that quotas of a namespace count."""
-        return frozenset(name for key, of in self._limits.items() if key.namespace == namespace for name in of)
+        return frozenset(name for name, _ in self._by_class(namespace))
 
     def limit(self, namespace: str, name: str) -> int | None:
         """Returns how many devices of a class the claims of a namespace may ask for; None if no quota counts them."""
-        found = [of[name] for key, of in self._limits.items() if key.namespace == namespace and name in of]
-        return min(found, default=None)
+        return min((amount for of, amount in self._by_class(namespace) if of == name), default=None)
+
+    def _by_class(self, namespace: str) -> Iterator[tuple[str, int]]:
+        """Yields limits by class. Kubernetes counts claims for a class also as requests for the extended resource that it serves."""
+        for key, of in self._limits.items():
+            for name, amount in of.items() if key.namespace == namespace else ():
+                if name.endswith(_COUNTED):
+                    yield name.removesuffix(_COUNTED), amount
+                elif name.startswith(_REQUESTED + DEVICE_CLASS):
+                    yield name.removeprefix(_REQUESTED + DEVICE_CLASS), amount
+                elif found := self._serving(name.removeprefix(_REQUESTED)):
+                    yield found, amount
 
 
 def _amount(hard: object) -> int:

@@ -75,7 +75,7 @@ class ClusterState:
             lambda device: self.devices.mark_pool(DevicePool(device.driver, device.pool)), self._mark_pod
         )
         self.device_classes = DeviceClasses(self._mark_all)
-        self.quotas = Quotas()
+        self.quotas = Quotas(lambda resource: self.device_classes.serving(resource))
         self.devices_known = False  # all slices and classes were read
         self._on_node: dict[str, set[str]] = {}  # uids of the pods there
         self._topologies: dict[str, Topology] = {}

@@ -73,7 +73,7 @@ class SimulatedDevices:
         self._claims: dict[Key, _Claim] = {}
         self._of_pod: dict[str, dict[str, Key]] = {}  # the claims of each pod, by the pod's name for them
         self._admin_namespaces: set[str] = set()
-        self.quotas = Quotas()
+        self.quotas = Quotas(self._classes.serving)
 
     def _changed(self, node: str) -> None:
         self._known.pop(node, None)
