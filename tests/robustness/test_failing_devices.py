@@ -39,6 +39,11 @@ def test_a_move_survives_whoever_makes_it(mesh: Mesh, failpoints: Failpoints, po
     change(mesh, fleet({**CLOSED, first: "NoExecute"}))
     until(lambda: failpoints.happened(point), f"somebody comes to {point}")
     runs_on(mesh, name, "lab/a", other)
+    subject = f"moorage.events.decisions.moved.default.{name}.v1.default"
+    until(lambda: mesh.http(f"/v1/events?follow=false&subject={subject}")["items"], "it is told")
+    (event,) = mesh.http(f"/v1/events?follow=false&subject={subject}")["items"]
+    (move,) = event["data"]["moves"]
+    assert [part.partition("/")[2] for part in (*move["left"], *move["taken"])] == [first, other]
     run(mesh, "delete", "application", name)
     until(lambda: not used(mesh), "its device is given back")
     change(mesh, fleet(CLOSED))

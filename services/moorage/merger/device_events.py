@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
+from uuid import uuid4
 
 from moorage.bus import Bus, subjects
 from moorage.ledger import ActiveClaim, Ledger
 from moorage.ledger.ledger import MASS_FAILURE
-from moorage.model.base import Model
-from moorage.model.claims import Settlement, Shortfall
+from moorage.model.claims import GroupMove, ObjectMove, Settlement, Shortfall
 from moorage.model.slots import Slot
 
 from .core.device_failures import FailedDevice, Failures
@@ -19,31 +19,7 @@ from .core.device_failures import FailedDevice, Failures
 ON_NODE, IN_CLUSTER = "node", "cluster"
 
 
-class ObjectMove(Model, kw_only=True):
-    """Devices that slots of one object leave, each with what is wrong, and those that they get instead."""
-
-    app: str
-    object: str
-    outcome: dict[str, int]
-    left: dict[str, str]
-    taken: list[str]
-
-    @property
-    def text(self) -> str:
-        left = ", ".join(f"{part} ({words})" for part, words in self.left.items())
-        return f"{self.object} leaves {left} for {', '.join(self.taken) or 'others'}"
-
-
-class GroupMove(Model, kw_only=True):
-    group: str
-    revision: int
-    decision: str
-    cluster: str
-    moves: list[ObjectMove]
-    message: str = ""
-
-
-def moves(ledger: Ledger, entry: Settlement, failures: Failures) -> dict[str, GroupMove]:
+def moves(ledger: Ledger, entry: Settlement, failures: Failures) -> list[GroupMove]:
     """Returns what a settlement moves off devices that failed, by group. Ask before it is folded."""
     found: dict[str, GroupMove] = {}
     for ident, slots in entry.slots.items():
@@ -60,17 +36,18 @@ def moves(ledger: Ledger, entry: Settlement, failures: Failures) -> dict[str, Gr
                 decision=claim.decision,
                 cluster=entry.cluster,
                 moves=[],
+                told=uuid4().hex,
             ),
         )
         of_group.moves.append(move)
         of_group.message = "; ".join(one.text for one in of_group.moves)
-    return found
+    return list(found.values())
 
 
-def outcomes(found: Mapping[str, GroupMove]) -> Counter[str]:
+def outcomes(found: Iterable[GroupMove]) -> Counter[str]:
     """Returns how many pods stay on their node, and in their cluster."""
     counts: Counter[str] = Counter()
-    for group in found.values():
+    for group in found:
         for move in group.moves:
             counts.update(move.outcome)
     return counts
@@ -137,8 +114,11 @@ def mass_failures(before: Mapping[str, Shortfall], after: Mapping[str, Shortfall
         yield {"kind": kind, "massFailure": "ended"}
 
 
-async def tell(bus: Bus, cluster: str, moved: Mapping[str, GroupMove], masses: Sequence[dict[str, Any]]) -> None:
-    for group, move in moved.items():
-        await bus.emit(subjects.decision_event("moved", group), move)
+async def tell_move(bus: Bus, move: GroupMove) -> None:
+    """Publishes the event of a move that is in the log; the broker keeps it once."""
+    await bus.emit(subjects.decision_event("moved", move.group), move, id=move.told, once=True)
+
+
+async def tell_masses(bus: Bus, cluster: str, masses: Iterable[dict[str, Any]]) -> None:
     for data in masses:
         await bus.emit(subjects.fleet_event("devices", cluster), data)

@@ -1,6 +1,7 @@
-"""Publishes the outcomes of decisions, and republishes the events of decisions whose merger died after the commit.
+"""Publishes the outcomes of decisions, and republishes the events of decisions, and of moves off devices that failed, whose merger
+died after the commit.
 
-The newest decisions of every committer are compared with the kept events after a start, on taking over what waits, after each
+The newest of these of every committer are compared with the kept events after a start, on taking over what waits, after each
 reconnect, and now and then.
 """
 
@@ -17,12 +18,14 @@ from moorage.bus.outbox import Outbox, RecordedEvent
 from moorage.collections import LruDict
 from moorage.ledger import LOG, Changes, LedgerFollower, decode_commit
 from moorage.model.attempts import AppView, Attempt, ClaimView
-from moorage.model.claims import Commit, Decision
+from moorage.model.claims import Commit, Decision, GroupMove, Settlement
 from moorage.podspec.slot_views import slot_views
+
+from .device_events import tell_move
 
 log = structlog.get_logger("merger")
 
-#: Decisions that are remembered of a committer: more than it can have under way at once.
+#: Decisions and moves that are remembered of a committer: more than it can have under way at once.
 NEWEST = 128
 #: Committers whose decisions are remembered. Most of them have ended.
 COMMITTERS = 16
@@ -79,12 +82,12 @@ def _log_fields(attempt: Attempt) -> dict[str, object]:
 
 
 class DecisionEvents:
-    """The events of the newest decisions in the log."""
+    """The events of the newest decisions and moves in the log."""
 
     def __init__(self, bus: Bus, follower: LedgerFollower) -> None:
         self._bus, self._follower = bus, follower
         self._log = bus.log(LOG)
-        self._newest = LruDict[str, deque[tuple[int, Decision]]](COMMITTERS)  # by committer
+        self._newest = LruDict[str, deque[tuple[int, Decision | GroupMove]]](COMMITTERS)  # by committer
         self._start = follower.ledger.seq
         self._read_start = False  # whether the commits up to the start were read from the log
         self._outbox = Outbox(bus, self._recorded)
@@ -98,14 +101,17 @@ class DecisionEvents:
         self._outbox.check()
 
     def _remember(self, seq: int, commit: Commit, changes: Changes | None = None) -> None:
-        decisions = commit.entries_of(Decision)
-        if not decisions:
+        refused = changes.refused if changes is not None else ()
+        found: list[Decision | GroupMove] = [one for one in commit.entries_of(Decision) if one.id not in refused]
+        for entry in commit.entries_of(Settlement):
+            if entry.moved and (changes is None or not changes.claims.isdisjoint(entry.slots)):
+                found += entry.moved
+        if not found:
             return
         newest = self._newest.get(commit.by)
         if newest is None:
             newest = self._newest[commit.by] = deque(maxlen=NEWEST)
-        refused = changes.refused if changes is not None else ()
-        newest.extend((seq, decision) for decision in decisions if decision.id not in refused)
+        newest.extend((seq, one) for one in found)
 
     async def _remember_start(self) -> None:
         """Reads the log's last commits up to the start, which the follower did not fold one by one."""
@@ -127,17 +133,17 @@ class DecisionEvents:
     async def _recorded(self) -> list[RecordedEvent]:
         if not self._read_start:
             await self._remember_start()
-        recent = [item for decisions in self._newest.values() for item in decisions if self._stands(item[1])]
+        recent = [item for newest in self._newest.values() for item in newest]
         recent.sort(key=lambda item: item[0])
-        return [
-            RecordedEvent(
-                subjects.decision_event("placed", decision.group),
-                decision.id,
-                partial(self._log.appended_at, seq),
-                partial(self._publish, seq, decision),
-            )
-            for seq, decision in recent
-        ]
+        return [self._event(seq, one) for seq, one in recent if isinstance(one, GroupMove) or self._stands(one)]
+
+    def _event(self, seq: int, of: Decision | GroupMove) -> RecordedEvent:
+        recorded_at = partial(self._log.appended_at, seq)
+        if isinstance(of, GroupMove):
+            subject = subjects.decision_event("moved", of.group)
+            return RecordedEvent(subject, of.told, recorded_at, partial(tell_move, self._bus, of))
+        subject = subjects.decision_event("placed", of.group)
+        return RecordedEvent(subject, of.id, recorded_at, partial(self._publish, seq, of))
 
     def _stands(self, decision: Decision) -> bool:
         current = self._follower.ledger.standing.get(decision.group)

@@ -26,8 +26,7 @@ from moorage.model.status import GroupStatus
 from .core.settle import Settled, groups_to_settle, is_unsettled, settle
 from .core.settlement_draft import Draft, Progress, Surroundings
 from .decider import Decider
-from .device_events import mass_failures, moves, outcomes
-from .device_events import tell as tell_of_devices
+from .device_events import mass_failures, moves, outcomes, tell_masses, tell_move
 from .device_watch import DeviceWatch
 from .lost_nodes import LostNodes
 
@@ -235,16 +234,18 @@ class Settling:
         guard = self._guard(found.entry, documents, progress, whole=forced)
         new = [group for group in _that_leave(found.displaced) if group not in known and group in documents]
         ended = {group for group in new if self._ends(group, found.entry)}
-        moved = moves(decider.ledger, found.entry, self._devices.on(cluster))
+        found.entry.moved = moves(decider.ledger, found.entry, self._devices.on(cluster))
         masses = list(mass_failures(decider.ledger.displaced_on(cluster), found.entry.displaced))
         result = await decider.committer.commit(found.entry, guard)
         reached("merger.settled")
         if isinstance(result, Dropped):
             self._suspect([cluster])
             return
-        for outcome, pods in outcomes(moved).items():
+        for outcome, pods in outcomes(found.entry.moved).items():
             decider.metrics.devices_moved(outcome, pods)
-        await tell_of_devices(self._bus, cluster, moved, masses)
+        for move in found.entry.moved:
+            await tell_move(self._bus, move)
+        await tell_masses(self._bus, cluster, masses)
         for group in new:
             if found.displaced[group].code == DEVICE_FAILED:
                 decider.metrics.devices_moved("waiting", len(found.displaced[group].devices))
@@ -288,7 +289,7 @@ class Settling:
 
         def guard(ledger: Ledger) -> Dropped | None:
             again = self._compute(entry.cluster, documents, progress, whole=whole).entry
-            same = again is not None and msgspec.structs.replace(again, epoch=entry.epoch) == entry
+            same = again is not None and msgspec.structs.replace(again, epoch=entry.epoch, moved=entry.moved) == entry
             # The document and the progress of a group were read for the decision that stood then.
             if same and all(_ident(ledger.standing.get(g)) == _ident(d) for g, d in standing.items()):
                 return None

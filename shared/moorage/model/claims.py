@@ -141,6 +141,34 @@ class Shortfall(Model, kw_only=True):
     devices: dict[str, str] = {}
 
 
+class ObjectMove(Model, kw_only=True):
+    """Devices that slots of one object leave, each with what is wrong, those that they get instead, and how many pods stay on their
+    `node` or in the `cluster`."""
+
+    app: str
+    object: str
+    outcome: dict[str, int]
+    left: dict[str, str]
+    taken: list[str]
+
+    @property
+    def text(self) -> str:
+        left = ", ".join(f"{part} ({words})" for part, words in self.left.items())
+        return f"{self.object} leaves {left} for {', '.join(self.taken) or 'others'}"
+
+
+class GroupMove(Model, kw_only=True):
+    """Devices that slots of a group leave in one settlement. `told`: the id of the event about it."""
+
+    group: str
+    revision: int
+    decision: str
+    cluster: str
+    moves: list[ObjectMove]
+    message: str = ""
+    told: str = ""
+
+
 class Settlement(LedgerEntry, tag="settlement", kw_only=True):
     """Moves slots of claims on one cluster: to their pods where these run elsewhere, and to other nodes where pods that
     nobody expected took the room. `ended`: decisions that did not run yet and whose pods do not fit there any more; they are
@@ -148,7 +176,7 @@ class Settlement(LedgerEntry, tag="settlement", kw_only=True):
     the cluster while their decision stands. `epoch`: of the rows that it was computed from. `confined`: claims whose pods a node
     refused, each with these nodes and their words; the pods run on the nodes of their slots only from then on. `vacated`: by claim,
     the devices that failed and that its pods are to leave; all of them, replacing what it had. `classes`: by claim, if they change
-    with its slots."""
+    with its slots. `moved`: what slots leave because devices failed."""
 
     cluster: str
     epoch: str
@@ -159,6 +187,7 @@ class Settlement(LedgerEntry, tag="settlement", kw_only=True):
     confined: dict[str, dict[str, str]] = {}
     vacated: dict[str, list[str]] = {}
     classes: dict[str, dict[str, ClassVersion]] = {}
+    moved: list[GroupMove] = []
 
 
 class Allocation(LedgerEntry, tag="allocation", kw_only=True):
