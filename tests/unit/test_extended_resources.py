@@ -9,11 +9,11 @@ import msgspec
 import pytest
 
 from moorage.agent.core.cluster_state import ClusterState
-from moorage.classes import ClassCatalog
+from moorage.classes import BUILT_IN_ONLY, ClassCatalog
 from moorage.controllers.resource_class.core.explanations import device_reasons
 from moorage.dra import objects as dra
 from moorage.fit import Assigned, FitCache, assign
-from moorage.fleet import Fleet
+from moorage.fleet import Fleet, normalize_node, with_devices
 from moorage.kube.objects import Key
 from moorage.merger.core.class_binding import bound_app
 from moorage.model.claims import Claim, IntentRef
@@ -23,12 +23,13 @@ from moorage.model.part_requests import PodContainer
 from moorage.model.reports import NodeReport
 from moorage.model.shapes import Shape, ShapedApp
 from moorage.model.slots import Slot
+from moorage.parts.inside import common_layout
 from moorage.patcher.core.device_pins import DevicePins, class_needs
 from moorage.podspec import CLASS_OF_PIN, PIN_PREFIX, PINNED_DEVICES
 from moorage.podspec.extended_resources import extended_needs
 from moorage_testkit.fleets import fleet_of, node
 
-GPU, DRIVER = "example.com/gpu", "gpu.example.com"
+GPU, DRIVER = "nvidia.com/gpu", "gpu.example.com"
 
 
 def container(name: str, count: int, **fields: Any) -> PodContainer:
@@ -38,19 +39,19 @@ def container(name: str, count: int, **fields: Any) -> PodContainer:
 @pytest.mark.parametrize(
     ("containers", "total", "expected"),
     [
-        ([container("c", 2), container("sidecar", 0)], 2, {"example.com.gpu": (2, {"c"})}),
+        ([container("c", 2), container("sidecar", 0)], 2, {"nvidia.com.gpu": (2, {"c"})}),
         (
             [container("a", 2), container("b", 1)],
             3,
-            {"example.com.gpu.a": (2, {"a"}), "example.com.gpu.b": (1, {"b"})},
+            {"nvidia.com.gpu.a": (2, {"a"}), "nvidia.com.gpu.b": (1, {"b"})},
         ),
-        ([container("load", 1, init=True), container("c", 2)], 2, {"example.com.gpu": (2, {"c", "load"})}),
+        ([container("load", 1, init=True), container("c", 2)], 2, {"nvidia.com.gpu": (2, {"c", "load"})}),
         ([container("load", 3, init=True), container("c", 2)], 3, {}),  # it needs more than those after it
-        ([container("load", 2, init=True), container("c", 0)], 2, {"example.com.gpu": (2, {"load"})}),
+        ([container("load", 2, init=True), container("c", 0)], 2, {"nvidia.com.gpu": (2, {"load"})}),
         (
             [container("s", 1, init=True, sidecar=True), container("load", 1, init=True), container("c", 1)],
             2,
-            {"example.com.gpu.s": (1, {"s"}), "example.com.gpu.c": (1, {"c", "load"})},
+            {"nvidia.com.gpu.s": (1, {"s"}), "nvidia.com.gpu.c": (1, {"c", "load"})},
         ),
         ([container("c", 2)], 4, {}),  # the pod itself requests more
         ([container("c", 33)], 33, {}),  # more than a claim may have
@@ -111,10 +112,20 @@ def test_devices_are_chosen_that_the_class_selects() -> None:
     assert fitting(fleet, shape(2)) == {"lab/a", "lab/c"}, "the first device of each node is not of the class"
     (slot,) = slots(fleet, shape(2)) or ()
     assert slot.resources[GPU] == 2 and [(grant.part, grant.need, grant.resource_class) for grant in slot.devices] == [
-        (f"{DRIVER}/n/g{i}", "example.com.gpu", "fast") for i in (1, 2)
+        (f"{DRIVER}/n/g{i}", "nvidia.com.gpu", "fast") for i in (1, 2)
     ]
     (slot,) = slots(fleet, shape(4), "lab/c") or ()
     assert slot.resources[GPU] == 4 and not slot.devices
+
+
+def test_devices_are_not_counted_as_the_resource_once_more() -> None:
+    """The node's resource is these devices; that of a plugin is devices of a kind that a source says."""
+
+    def kinds(report: NodeReport) -> list[str]:
+        row = with_devices(normalize_node(report)[0], BUILT_IN_ONLY)
+        return [part.kind for part in common_layout(row.inside).parts if part.device >= 0]
+
+    assert kinds(backed("n", 2)) == [DRIVER, DRIVER] and kinds(plugin("p", 4)) == ["nvidia-gpu"]
 
 
 def test_what_others_have_of_the_class_is_not_given_again() -> None:
@@ -123,7 +134,7 @@ def test_what_others_have_of_the_class_is_not_given_again() -> None:
     assert fitting(fleet, shape(2)) == {"lab/a"} and fitting(fleet, shape(3)) == set()
     about = fleet.known.copy()
     ((reason, clusters),) = device_reasons(fleet, "web", bound(fleet, shape(3)), about)
-    assert (reason.code, reason.need, reason.needed, reason.free) == ("PartShort", "example.com.gpu", "3", "2")
+    assert (reason.code, reason.need, reason.needed, reason.free) == ("PartShort", "nvidia.com.gpu", "3", "2")
     assert clusters.sum() == 1
     with_plugin = fleet_of({"lab/a": [backed("n", 4, {"g1": "x"}), plugin("p", 3)]})
     assert not device_reasons(with_plugin, "web", bound(with_plugin, shape(3)), with_plugin.known.copy())

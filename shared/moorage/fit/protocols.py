@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -38,7 +37,6 @@ class PartEntries(Protocol):
 
 class LayoutTable(Protocol):
     any_aligns: bool  # the kubelet of a node aligns pods with zones
-    extended_resources: AbstractSet[str]  # that a DeviceClass serves on some node, or has served
     any_gives_exclusive: bool  # the agent of a node gives pods CPUs of zones for themselves
 
     @property

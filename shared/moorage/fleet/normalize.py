@@ -107,10 +107,12 @@ def with_additions(row: NodeRow, added: Mapping[str, AddedNames]) -> NodeRow:
 
 def with_devices(row: NodeRow, sources: DeviceSources) -> NodeRow:
     """Returns the row with the kinds and properties of its devices, and with devices of the extended resources and huge pages of
-    its node. What these are used for is told by the node's own amounts."""
+    its node, but for those that devices of a DeviceClass serve. What these are used for is told by the node's own amounts."""
     before = parts_inside.decode(row.inside)
     labels = {**row.labels, HOSTNAME: row.name} if row.flags & HOST else row.labels
-    devices = sources.map(before.devices, row.allocatable, labels)
+    served = before.extended_resources
+    counted = {name: n for name, n in row.allocatable.items() if name not in served} if served else row.allocatable
+    devices = sources.map(before.devices, counted, labels)
     if devices == before.devices:
         return row
     inside = _with_amounts(msgspec.structs.replace(before, devices=devices), row.allocatable)

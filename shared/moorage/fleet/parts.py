@@ -230,7 +230,7 @@ class _Layouts:
     def _append_columns(self, layout: Layout, parts: FleetParts) -> tuple[int, ...]:
         self.any_aligns |= layout.aligns
         self.any_gives_exclusive |= layout.gives_exclusive
-        self.extended_resources |= layout.extended_resources
+        self.extended_resources |= layout.inside.extended_resources
         leave = list(range(1, len(layout.parts) + 1))
         for i in range(len(layout.parts) - 1, 0, -1):
             above = layout.parts[i].parent

@@ -71,6 +71,11 @@ class Inside(Value, kw_only=True, frozen=True):
     node: dict[str, int] = {}
     added: dict[str, AddedNames] = {}
 
+    @property
+    def extended_resources(self) -> set[str]:
+        """Returns the extended resources that devices of DeviceClasses serve here."""
+        return {found.extended_resource for found in self.device_classes if found.extended_resource}
+
 
 class InnerPart(NamedTuple):
     """A part of a layout. `parent` is its parent's position; the node, at position 0, has none, nor have devices and counters
@@ -141,11 +146,6 @@ class Layout(NamedTuple):
         """Returns whether a node agent gives CPUs of zones to pods without a role for themselves."""
         kind = self.inside.roles.get("")
         return kind is not None and kind.exclusive and any(entry.resource == EXCLUSIVE for entry in self.entries)
-
-    @property
-    def extended_resources(self) -> set[str]:
-        """Returns the extended resources that devices of DeviceClasses serve here."""
-        return {found.extended_resource for found in self.inside.device_classes if found.extended_resource}
 
     @property
     def shared(self) -> list[int]:
