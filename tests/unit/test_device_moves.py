@@ -18,7 +18,7 @@ from moorage.merger.core.settlement_draft import Draft, Progress, Surroundings
 from moorage.model.claims import Claim, Commit, Decision, Entry, IntentRef, Shortfall, claim_id
 from moorage.model.groups import Revision
 from moorage.model.part_reports import DeviceReport, DeviceTaint
-from moorage.model.part_requests import DeviceAsk, DeviceToleration, PartGroup
+from moorage.model.part_requests import DeviceAsk, DeviceToleration, PartGroup, PropertyCondition
 from moorage.model.shapes import Shape, ShapedApp
 from moorage.model.slots import DeviceGrant, PartAmounts, Slot
 from moorage_testkit.fleets import node
@@ -454,3 +454,41 @@ def test_whatever_fails_in_whatever_order_no_slot_stays_on_a_failed_device_witho
         assert not failed or (lack is not None and device in lack.devices), (device, lack)
     if lack is None:
         assert len(world.live) == pods
+
+
+@pytest.mark.parametrize(("taints", "expected"), [([EVICTS], ("n-1", "n-1/card")), ([], ("n-0", "n-0/card"))])
+def test_slots_follow_pods_only_to_devices(taints: list[DeviceTaint], expected: tuple[str, str]) -> None:
+    """Cards of no driver: no pod tells that it has one. A pod of an older template runs on the node that the slot left."""
+    writer, ledger = FleetWriter(), Ledger()
+    capacity = Capacity(writer.fleet, ledger)
+    rows = []
+    for name in ("n-0", "n-1"):
+        made = node(name, cpu="8", pod_count=int(name == "n-0"))
+        made.devices = [DeviceReport(id="card", name="card", kind="card", taints=taints if name == "n-0" else [])]
+        rows.append(normalize_node(made)[0])
+    ask = DeviceAsk(
+        resource_class="card", properties=((PropertyCondition(key="Kind", operator="Eq", values=("card",)),),)
+    )
+    shape = Shape(
+        key="s",
+        object="Deployment/web",
+        count=1,
+        resources={"pods": 1},
+        template="t",
+        groups=[PartGroup(suffix="card", devices=(ask,))],
+    )
+    document = Revision(group=GROUP, revision=1, tenant="p", apps=[ShapedApp(name="a", shapes=[shape])])
+    ident = claim_id(GROUP, "a", "Deployment/web", CLUSTER, "t")
+    grant = DeviceGrant(part="n-1/card", need="card", name="CARD", amount=1, resource_class="card")
+    slot = Slot(node="n-1", resources={"pods": 1}, parts={"n-1/card": {"CARD": 1}}, devices=[grant])
+    claim = Claim(
+        id=ident, decision="d", intent=IntentRef(kind="Application", name="g", revision=1), tenant="p",
+        slots=[slot], app="a", object="Deployment/web", cluster=CLUSTER,
+    )  # fmt: skip
+    writer.put(0, CLUSTER, rows, whole=True, as_of=1.0, claims={ident: {"n-0": 1}})
+    decided = Commit(id="0", entries=[Decision(id="d", group=GROUP, revision=1, claims=[claim])])
+    capacity.folded(ledger.fold(1, decided), decided.entries_of(Decision))
+    found = settle(Draft(0, ledger, writer.fleet, Surroundings({GROUP: document})))
+    slots = found.entry.slots[ident] if found.entry is not None else ledger.claims[ident].claim.slots
+    assert [(one.node, *one.parts) for one in slots] == [expected]
+    assert [one.part for one in slots[0].devices] == [expected[1]]

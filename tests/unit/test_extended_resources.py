@@ -61,7 +61,7 @@ def test_each_container_that_runs_beside_others_has_a_need(
     containers: list[PodContainer], total: int, expected: dict[str, tuple[int, set[str]]]
 ) -> None:
     found = extended_needs(containers, {"cpu": 100, GPU: total})
-    assert {need.name: (need.count, set(need.containers)) for need in found} == expected
+    assert {need.name: (need.devices, set(need.containers)) for need in found} == expected
     assert not extended_needs(containers, {GPU: total}, resources={"example.com/other"})
 
 
@@ -110,11 +110,11 @@ def fitting(fleet: Fleet, one: Shape) -> set[str]:
 def test_devices_are_chosen_that_the_class_selects() -> None:
     fleet = fleet_of({"lab/a": [backed("n", 3)], "lab/b": [backed("m", 2)], "lab/c": [plugin("p", 4)]})
     assert fitting(fleet, shape(2)) == {"lab/a", "lab/c"}, "the first device of each node is not of the class"
-    (slot,) = slots(fleet, shape(2)) or ()
+    (slot,) = slots(fleet, shape(2)) or []
     assert slot.resources[GPU] == 2 and [(grant.part, grant.need, grant.resource_class) for grant in slot.devices] == [
         (f"{DRIVER}/n/g{i}", "nvidia.com.gpu", "fast") for i in (1, 2)
     ]
-    (slot,) = slots(fleet, shape(4), "lab/c") or ()
+    (slot,) = slots(fleet, shape(4), "lab/c") or []
     assert slot.resources[GPU] == 4 and not slot.devices
 
 

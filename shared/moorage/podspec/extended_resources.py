@@ -15,7 +15,7 @@ class ExtendedNeed(NamedTuple):
 
     name: str
     resource: str
-    count: int
+    devices: int
     containers: frozenset[str]
 
 
@@ -30,7 +30,7 @@ def extended_needs(
         if resources is not None and resource not in resources:
             continue
         needs = _of_resource([one for one in containers if one.requests.get(resource)], resource)
-        asked = sum(need.count for need in needs)
+        asked = sum(need.devices for need in needs)
         if 0 < asked <= MAX_DEVICES and asked == total.get(resource):
             found += needs
     return found

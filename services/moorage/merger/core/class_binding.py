@@ -55,7 +55,7 @@ def _extended(shape: Shape, served: AbstractSet[str]) -> Iterator[PartGroup]:
     taken = {group.suffix for group in shape.groups}
     for need in extended_needs(shape.containers, shape.resources, served):
         if need.name not in taken:
-            ask = DeviceAsk(count=need.count, extended_resource=need.resource)
+            ask = DeviceAsk(count=need.devices, extended_resource=need.resource)
             yield PartGroup(suffix=need.name, devices=(ask,))
 
 

@@ -16,14 +16,16 @@ from moorage.ledger.families import Place as FamilyPlace
 from moorage.ledger.ledger import DEVICE_FAILED, MASS_FAILURE
 from moorage.ledger.room import unshared_of
 from moorage.model.claims import Shortfall
+from moorage.model.part_names import is_class
 from moorage.model.part_requests import DeviceToleration
 from moorage.model.shapes import Shape
-from moorage.model.slots import PodPlace, Slot, part_resources, with_parts
+from moorage.model.slots import PodPlace, Slot, is_claimed, part_resources, with_parts
 from moorage.parts.device_table import tolerated
 
 from .device_failures import FailedDevice
 
 if TYPE_CHECKING:
+    from .open_places import Place as OpenPlace
     from .settlement_draft import Draft
 
 
@@ -124,6 +126,16 @@ def pods_with(draft: Draft, active: ActiveClaim, node: str) -> tuple[set[str], i
     return {part for parts, _ in runs for part in parts}, max(0, live - sum(count for _, count in runs))
 
 
+def has_untold_devices(draft: Draft, place: OpenPlace, node: str) -> bool:
+    """Returns whether a place has devices of which neither claims, nor pods on the node, nor the node's resources tell who has them."""
+    pods = draft.fleet.pods
+    return any(
+        is_class(grant.name) and not is_claimed(slot, grant) and not pods.named(ident, draft.cid).get(node)
+        for ident, slot in place.members.items()
+        for grant in slot.devices
+    )
+
+
 def move_on_nodes(draft: Draft) -> None:
     """Gives slots other devices of their node, those of older groups first. The others leave the node if they can."""
     by_node: dict[tuple[str, str], list[Mover]] = {}
@@ -149,19 +161,23 @@ def _age(draft: Draft, active: ActiveClaim) -> tuple[str, str, str]:
 
 
 def _devices_on(draft: Draft, node: str, movers: Sequence[Mover], given: NodeAmounts) -> Sequence[PodPlace]:
-    """Returns what as many of the pods as possible take of parts of their node, without the devices that pods leave. `given`: what
-    was given to others on each node, which may reach the same devices."""
-    active = movers[0].active
+    """Returns what as many of the pods as possible take of parts of their node."""
+    return devices_on(draft, node, movers[0].active, len(movers), given)
+
+
+def devices_on(draft: Draft, node: str, active: ActiveClaim, pods: int, given: NodeAmounts) -> Sequence[PodPlace]:
+    """Returns what up to so many pods of a claim take of parts of a node, as many as possible, without devices that its pods leave.
+    `given`: what was given to others on each node, which may reach the same devices."""
     row, shape = draft.rows.get(node), draft.shape_of(active.claim, active.group)
     if row is None or shape is None or not draft.is_usable(node):
         return ()
-    taken = dict(given[node])
+    taken = dict(given.get(node, {}))
     for part in draft.failures(active.claim.id).left:
         for name in part_resources({part: dict.fromkeys(_classes(draft, row, part), 1)}):
             taken[name] = max(taken.get(name, 0), unshared_of(draft.fleet, row, name) or 0)
     elsewhere = {draft.rows[other]: amounts for other, amounts in given.items() if other != node and amounts}
     inner = InnerNodes(draft.fleet, np.array([row], np.intp), [shape], {**elsewhere, row: taken})
-    for count in range(len(movers), 0, -1):
+    for count in range(pods, 0, -1):
         try:
             found = inner.assign(0, [count], [[]])
         except BudgetExceeded:

@@ -23,7 +23,16 @@ from moorage.model.shapes import Shape, on_nodes
 from moorage.model.slots import part_and_class, part_resources, place_in, resized, taken_by
 
 from .device_failures import Failures
-from .device_moves import ClaimFailures, Mover, doomed_pods, failures_of, names, pods_with
+from .device_moves import (
+    ClaimFailures,
+    Mover,
+    devices_on,
+    doomed_pods,
+    failures_of,
+    has_untold_devices,
+    names,
+    pods_with,
+)
 from .node_room import NodeRoom, PartLinks
 from .open_places import Place, add_on, is_per_node, merged_slots
 
@@ -318,8 +327,10 @@ class Draft:
 
     def follow_pods(self) -> None:
         """Lets each stray pod take over an open slot of its claim, first one on an overfull node. A node that refused pods of the
-        claim will refuse the next one, too."""
+        claim will refuse the next one, too. Where nobody tells which devices pods have, slots with devices follow only to nodes that
+        have some: else the pod is of an older template, and ends with the rollout."""
         refused = self.fleet.pods.refused_of(self.cid)
+        given: NodeAmounts = {}
         for family, strays in self.strays.items():
             if is_per_node(family):
                 continue  # each of its slots stays on its node
@@ -329,6 +340,12 @@ class Draft:
             avoided = refused.get(mine[0].claim.id, ()) if mine else ()
             nodes = [node for node, count in sorted(strays.items()) if node not in avoided for _ in range(count)]
             for place, node in zip(mine, nodes, strict=False):
+                if has_untold_devices(self, place, node):
+                    found = devices_on(self, node, self.active[place.claim.id], 1, given)
+                    if not found:
+                        continue
+                    place.inside = found[0]
+                    add_on(given, node, part_resources(found[0].parts))
                 place.node, place.host, place.stray = node, self.host(node), True
 
     def host(self, node: str) -> str:

@@ -285,7 +285,7 @@ def _without_unserved(claim: Claim, needs: ClassNeeds | None) -> Claim:
 def _without_extended(container: Manifest, needs: Iterable[ExtendedNeed]) -> Manifest:
     """Returns the container without the extended resources for which it has devices by a claim. What optional needs add is left."""
     resources = dict(container.get("resources") or {})
-    served = {need.resource: need.count for need in needs if container.get("name") in need.containers}
+    served = {need.resource: need.devices for need in needs if container.get("name") in need.containers}
     for field in ("requests", "limits"):
         if served and resources.get(field):
             amounts = {
