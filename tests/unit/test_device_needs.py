@@ -18,7 +18,7 @@ from moorage.intents.core.resolve import resolve
 from moorage.intents.core.v2_requirements import device_need
 from moorage.intents.core.validate import Accepted
 from moorage.model import v2_bodies
-from moorage.model.part_reports import DeviceReport
+from moorage.model.part_reports import DeviceReport, Typed
 from moorage.model.part_requests import AttributeRelation, DeviceAsk, PartGroup, PropertyCondition, SameSubtree
 from moorage.model.problems import Refused
 from moorage.model.shapes import PODS, NeedRef, OptionalNeed, Shape
@@ -265,6 +265,18 @@ def test_a_share_is_of_each_capacity_of_one_device() -> None:
     four = _assigned(divided, shape, 4)
     assert four is not None
     assert sorted(part for pod in four for part in {part for _, part in pod}) == ["g2", "g2", "g3", "g3"]
+
+
+def test_of_a_device_without_a_driver_only_the_capacity_that_is_named_is_taken() -> None:
+    speed = {"speed": Typed(bandwidth="100Gbps"), "model": "B"}
+    capacity = {"speed": "100000000000", "bandwidth": "100G"}
+    nics = [DeviceReport(name=f"g{i}", kind="nic", properties=speed, capacity=capacity, divisible=True) for i in (0, 1)]
+    ten = _bound(_shape(_consumer({"name": "nic", "class": "b", "capacity": {"bandwidth": "10G"}})))
+    assert len(_assigned(nics, ten, 20)) == 20 and _assigned(nics, ten, 21) is None
+    everything = _bound(_shape(_consumer({"name": "nic", "class": "b"})))
+    assert _assigned(nics, everything, 2) is not None and _assigned(nics, everything, 3) is None
+    of_driver = [msgspec.structs.replace(nic, driver="d", pool="n") for nic in nics]
+    assert _assigned(of_driver, ten, 2) is not None and _assigned(of_driver, ten, 3) is None
 
 
 def test_an_optional_need_takes_devices_where_it_is_granted() -> None:

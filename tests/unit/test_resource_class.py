@@ -328,6 +328,19 @@ def test_nested_devices_count_as_free_if_their_counters_are(taken: dict[str, int
     assert [int(single.selected[0]), int(single.free[0]), int(single.most_free[0])] == [8, cores, cores]
 
 
+@pytest.mark.parametrize(("used", "free"), [("0", 1), ("60", 1), ("75", 0)])
+def test_a_divided_device_is_free_for_who_asks_no_more_than_is_left(used: str, free: int) -> None:
+    card = DeviceReport(name="card", kind="card", capacity={"memory": "100"}, divisible=True)
+    made = msgspec.structs.replace(node("n0", in_use={"card": {"MEMORY": used}}), devices=[card])
+    fleet = fleet_of({"lab/a": [made]})
+    selector = ((PropertyCondition(key="Kind", operator="Eq", values=("card",)),),)
+    ask = DeviceAsk(resource_class="card", properties=selector, capacity={"memory": "30"})
+    assert int(count_devices(fleet, ask, fleet.known).free[0]) == free
+    assert int(count_devices(fleet, msgspec.structs.replace(ask, capacity={}, share=300), fleet.known).free[0]) == free
+    whole = msgspec.structs.replace(ask, capacity={})
+    assert int(count_devices(fleet, whole, fleet.known).free[0]) == (used == "0")
+
+
 def test_reasons_name_each_condition_and_the_nearest_device() -> None:
     catalog = ClassCatalog()
     _stored(catalog, "big", "Z")

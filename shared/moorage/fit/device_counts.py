@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +16,7 @@ from moorage.parts.device_table import tolerated
 from moorage.parts.inside import InnerPart, Layout, part_id
 
 from .asked_parts import Asked
-from .device_rows import entries_of, free_of
+from .device_rows import entries_of
 from .inner_rows import nodes_by_layout
 from .protocols import Ids, Mask, Rows
 from .static_inside import StaticInside
@@ -64,7 +64,6 @@ def count_devices(rows: Rows, ask: DeviceAsk, about: Mask) -> DeviceCounts:
         np.zeros(rows.size, np.int64) for _ in range(9)
     )
     counter: ShortCounter | None = None
-    wanted = ask.share or 1000
     known = False
     seen: set[tuple[int, str]] = set()  # clusters with the devices that several nodes reach, which count once
     if not len(ids):
@@ -102,7 +101,11 @@ def count_devices(rows: Rows, ask: DeviceAsk, about: Mask) -> DeviceCounts:
                 if not entries:
                     continue
                 whole = amounts[:, entries[0][0]] // entries[0][1]
-                of_part = (free_of(entries, 0, amounts) >= wanted) if report.divisible else np.clip(whole, 0, number)
+                of_part = (
+                    _gives(layout, part, table.taken(part.device, ask.capacity, ask.share), amounts)
+                    if report.divisible
+                    else np.clip(whole, 0, number)
+                )
                 sources = _sources(layout, part, amounts)
                 if ask.admin:  # it takes nothing
                     of_part, sources = np.full(len(at), number), []
@@ -140,6 +143,16 @@ def _count_of_nodes(rows: Rows, resource: str, ids: Ids, columns: Sequence[Count
         np.add.at(column, clusters, total[ids])
     np.add.at(free, clusters, np.maximum(left[ids], 0))
     np.maximum.at(most, clusters, left[ids])
+
+
+def _gives(layout: Layout, part: InnerPart, wanted: Mapping[str, int] | None, amounts: Counts) -> Counts:
+    """Returns, by node, 1 where a device that can be divided has so much left of its capacities; None of `wanted`: it never has."""
+    found = np.full(len(amounts), wanted is not None, np.int64)
+    for name, amount in (wanted or {}).items():
+        entry = layout.entry_at.get((part.path, name))
+        if entry is not None:
+            found &= amounts[:, entry] >= amount
+    return found
 
 
 def _sources(layout: Layout, part: InnerPart, amounts: Counts) -> list[tuple[int, int, Counts]]:

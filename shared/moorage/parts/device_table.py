@@ -80,7 +80,8 @@ class DeviceTable:
         """Returns what one pod takes of the device's capacities, by class; None if the device cannot give it. `share`: thousandths of
         what is not asked for by name.
 
-        Of a device that is not divided nothing is taken, but it must have what is asked for."""
+        Of a device that is not divided nothing is taken, but it must have what is asked for. Of one without a driver, whose
+        capacities are properties, nothing is taken beside what is asked for by name."""
         found = self.devices[device]
         if any(name not in found.capacity for name in asked):
             return None
@@ -90,6 +91,8 @@ class DeviceTable:
             asked = {**_shares(found.capacity, share), **asked}
         taken: dict[str, int] = {}
         for name, text in found.capacity.items():
+            if asked and name not in asked and not found.driver:
+                continue
             try:
                 total = parse_nanos(text)
                 amount = _granted(asked.get(name), total, found.policies.get(name))
