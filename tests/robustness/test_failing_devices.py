@@ -85,6 +85,11 @@ def zones_of(mesh: Mesh, name: str) -> list[str]:
     return [part.rpartition("/")[2].split("-")[1] for part in places(mesh, name).get("lab/c", ())]
 
 
+def runs_with(mesh: Mesh, name: str, devices: int) -> None:
+    until(lambda: len(zones_of(mesh, name)) == devices, f"{name} has its devices")
+    until(lambda: why(mesh, name)["phase"] == "Running", f"{name} runs")
+
+
 @pytest.mark.parametrize("point", ["merger.answered", "merger.committed", "patcher.desired"])
 def test_a_whole_and_what_it_consists_of_are_never_both_given(mesh: Mesh, failpoints: Failpoints, point: str) -> None:
     """Each decision loses a worker. A zone that is given away as a whole has no core left, and the other way round."""
@@ -96,8 +101,7 @@ def test_a_whole_and_what_it_consists_of_are_never_both_given(mesh: Mesh, failpo
         failpoints.arm(point)
         run(mesh, "apply", "-f", "-", data=application(name, pods, kind))
         until(lambda: failpoints.happened(point), f"somebody comes to {point}")
-        until(lambda name=name, pods=pods: len(zones_of(mesh, name)) == pods, f"{name} has its devices")
-        until(lambda name=name: why(mesh, name)["phase"] == "Running", f"{name} runs")
+        runs_with(mesh, name, pods)
     (taken,) = zones_of(mesh, whole)
     assert set(zones_of(mesh, cores)) == {str(1 - int(taken))}
     run(mesh, "apply", "-f", "-", data=application(late, 1, "numa-node"))

@@ -18,7 +18,7 @@ from moorage.intents.core.resolve import resolve
 from moorage.intents.core.v2_requirements import device_need
 from moorage.intents.core.validate import Accepted
 from moorage.model import v2_bodies
-from moorage.model.part_reports import DeviceReport, Typed
+from moorage.model.part_reports import DeviceReport, PropertyValue, Typed
 from moorage.model.part_requests import AttributeRelation, DeviceAsk, PartGroup, PropertyCondition, SameSubtree
 from moorage.model.problems import Refused
 from moorage.model.shapes import PODS, NeedRef, OptionalNeed, Shape
@@ -268,7 +268,7 @@ def test_a_share_is_of_each_capacity_of_one_device() -> None:
 
 
 def test_of_a_device_without_a_driver_only_the_capacity_that_is_named_is_taken() -> None:
-    speed = {"speed": Typed(bandwidth="100Gbps"), "model": "B"}
+    speed: dict[str, PropertyValue] = {"speed": Typed(bandwidth="100Gbps"), "model": "B"}
     capacity = {"speed": "100000000000", "bandwidth": "100G"}
     nics = [DeviceReport(name=f"g{i}", kind="nic", properties=speed, capacity=capacity, divisible=True) for i in (0, 1)]
     ten = _bound(_shape(_consumer({"name": "nic", "class": "b", "capacity": {"bandwidth": "10G"}})))

@@ -47,7 +47,7 @@ class Node(NamedTuple):
 class Pods(NamedTuple):
     """Equal pods. `close`: one CPU is of the zone of all devices; `relation`: of the roots of the devices."""
 
-    count: int
+    number: int
     cpu: int
     slots: int
     model: str
@@ -108,7 +108,7 @@ def shape(number: int, wanted: Pods) -> Shape:
     return Shape(
         key=repr((number, wanted)),
         object=f"Deployment/d{number}",
-        count=wanted.count,
+        count=wanted.number,
         resources={"cpu": 1000 * wanted.cpu, "pods": 1} | ({SLOT: wanted.slots} if wanted.slots else {}),
         groups=groups,
         relations=relations,
@@ -133,7 +133,7 @@ def ways(there: Node, wanted: Pods) -> list[tuple[frozenset[int], int]]:
 
 def exists(there: Sequence[Node], asked: Sequence[Pods]) -> bool:
     """Returns whether all pods have room together, by trying all ways."""
-    all_pods = [one for one in asked for _ in range(one.count)]
+    all_pods = [one for one in asked for _ in range(one.number)]
 
     def place(at: int, taken: frozenset[tuple[int, int]], used: Counter[tuple[int, str | int]]) -> bool:
         if at == len(all_pods):
@@ -162,7 +162,7 @@ def check(found: Assigned, there: Sequence[Node], asked: Sequence[Pods]) -> None
     used: Counter[tuple[str, str]] = Counter()
     zones: Counter[tuple[str, str]] = Counter()
     for wanted, slots in zip(asked, found.slots, strict=True):
-        assert sum(slot.count for slot in slots) == wanted.count
+        assert sum(slot.count for slot in slots) == wanted.number
         for slot in slots:
             one = there[int(slot.node[1:])]
             used[slot.node, "cpu"] += wanted.cpu * slot.count
@@ -181,7 +181,7 @@ def check(found: Assigned, there: Sequence[Node], asked: Sequence[Pods]) -> None
 
 def placed(fleet: Fleet, shapes: Sequence[Shape], algorithm: str) -> Assigned | Unassigned:
     rows = DeviceRows(fleet)
-    solutions = PackingSolutions(lambda *args: rows.choose(*args, algorithm))
+    solutions = PackingSolutions(lambda asked, where, able: rows.choose(asked, where, able, algorithm))
     return assign(fleet, fleet.rows_of(0), shapes, solutions=solutions)
 
 
