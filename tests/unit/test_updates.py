@@ -302,6 +302,16 @@ def test_an_update_leaves_nodes_that_it_may_not_use_any_more() -> None:
     assert on(second) == {other: 1} and site.free(where) == 1, "the old pod stays until the new one runs"
 
 
+def test_a_refused_update_tells_what_is_free_with_its_own_room() -> None:
+    site = one_node(8)
+    site.run(site.decide(1, web(1, 3)))
+    site.strangers["lab/one", "n-0"] = 4000
+    site.report()
+    site.refused(2, web(1, 5, template="u"))
+    (reason,) = (reason for reason in site.reasons if reason.code == "ResourceShort")
+    assert (reason.needed, reason.free) == ("5", "4")
+
+
 # -- against all there is ---------------------------------------------------------------------------------------------
 
 

@@ -247,7 +247,10 @@ class _Attempt(AttemptState):
             return Unassigned(
                 failure.code, number, failure.resource, failure.needed + fixed, failure.best + fixed, failure.message
             )
-        return Unassigned(failure.code, number, failure.resource, failure.needed, failure.best, failure.message)
+        best = failure.best
+        if failure.code == "ResourceShort" and one.is_update:  # of one pod on one node
+            best = max(best, min(Takeover(self, number, 0).most_free(failure.resource), failure.needed - 1))
+        return Unassigned(failure.code, number, failure.resource, failure.needed, best, failure.message)
 
     def _plan_on_nodes(self, one: Wanted, mine: OwnClaim) -> Plan:
         """Keeps the slots of a DaemonSet, which cannot move, and lacks those of nodes that came later."""

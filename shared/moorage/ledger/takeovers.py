@@ -189,6 +189,18 @@ class Takeover:
         self.kept = with_counts(slots, kept)
         return count
 
+    def most_free(self, resource: str) -> int:
+        """Returns the most of a resource that a node where the object is has free, with what the object takes there."""
+        fleet, cid = self.attempt.fleet, self.attempt.cid
+        most = 0
+        for node in self.now.nodes():
+            row = fleet.row_of(cid, node)
+            free = free_of(fleet, row, resource) if row is not None else None
+            if free is not None:
+                own = reserved([by.get(node, ()) for by in self.now.runs])
+                most = max(most, free + own.get(resource, 0))
+        return most
+
     def keep(self) -> int:
         """Keeps and takes the slots that the claim has already. Returns how many pods still need one."""
         missing = self._keep(self.shape.count + self.surge)
