@@ -75,6 +75,15 @@ def test_a_set_that_selects_too_few_says_so(fleet: Fleet) -> None:
     assert (reason.code, reason.needed, reason.free, reason.by) == ("NotEnoughClusters", "3", "2", "labels")
 
 
+def test_reasons_about_sets_name_the_filters_around_them(fleet: Fleet) -> None:
+    cloud = {"allOf": [{"anyOf": [{"cluster": "lab/b"}]}]}
+    answer = decide(ask({"sets": [{"allOf": [{"cluster": "lab/a"}]}]}, cloud), fleet)
+    assert [reason.message for reason in answer.apps["x"].reasons] == [
+        "the placement lab/a within (lab/b) selects 0 clusters",
+        "not selected by the placement lab/a within (lab/b)",
+    ]
+
+
 def test_reasons_name_the_terms(fleet: Fleet) -> None:
     answer = decide(
         ask({"allOf": [{"label": {"region": "mars"}}], "anyOf": [{"cluster": "lab/a"}, {"provider": "far"}]}), fleet

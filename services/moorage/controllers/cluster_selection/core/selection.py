@@ -53,17 +53,21 @@ def decide(ask: Ask, fleet: Fleet) -> Answer:
         for spec in filters:
             allowed &= select_clusters(spec.all_of, spec.any_of, fleet)
         if sets:
-            counted[app.name] = _counted(ask, fleet, app.name, allowed, sets)
+            counted[app.name] = _counted(ask, fleet, app.name, allowed, filters, sets)
         else:
-            reasons = _excluded(ask, fleet, app.name, allowed, filters)
+            reasons = _excluded(ask, fleet, app.name, allowed, _described(filters))
             filtered[app.name] = allow(allowed, reasons=reasons)
     result = answer(filtered, ask, fleet, NAME)
     result.apps.update(counted)
     return result
 
 
-def _counted(ask: Ask, fleet: Fleet, app: str, within: Mask, sets: Sequence[PlacementSet]) -> AppAnswer:
+def _counted(
+    ask: Ask, fleet: Fleet, app: str, within: Mask, filters: Sequence[PlacementIntentSpec], sets: Sequence[PlacementSet]
+) -> AppAnswer:
+    """Returns a group of candidates for each set. `within`: the clusters that pass the filters."""
     found = AppAnswer()
+    bounds = f" within {_described(filters)}" if filters else ""
     union = np.zeros(fleet.size, np.bool_)
     masks = [select_clusters(one.all_of, one.any_of, fleet) & within for one in sets]
     # A set whose count is all of its clusters takes them, so a set of count 0 (every cluster) need not ask for them again.
@@ -87,7 +91,7 @@ def _counted(ask: Ask, fleet: Fleet, app: str, within: Mask, sets: Sequence[Plac
             found.reasons.append(
                 Reason(
                     code="NotEnoughClusters",
-                    message=f"the placement {_described([one])} selects {have} clusters",
+                    message=f"the placement {_described([one])}{bounds} selects {have} cluster{'' if have == 1 else 's'}",
                     app=app,
                     needed=str(max(1, one.count)),
                     free=str(have),
@@ -95,20 +99,18 @@ def _counted(ask: Ask, fleet: Fleet, app: str, within: Mask, sets: Sequence[Plac
                     by=NAME,
                 )
             )
-    found.reasons += _excluded(ask, fleet, app, union, sets)
+    found.reasons += _excluded(ask, fleet, app, union, _described(sets) + bounds)
     return found
 
 
-def _excluded(
-    ask: Ask, fleet: Fleet, app: str, allowed: Mask, wanted: Sequence[PlacementSet | PlacementIntentSpec]
-) -> list[Reason]:
+def _excluded(ask: Ask, fleet: Fleet, app: str, allowed: Mask, placement: str) -> list[Reason]:
     out = fleet.known & ~allowed
     if not out.any() or not (ask.explain or not allowed.any()):
         return []
     return [
         Reason(
             code="PlacementExcludes",
-            message=f"not selected by the placement {_described(wanted)}",
+            message=f"not selected by the placement {placement}",
             app=app,
             clusters=int(np.count_nonzero(out)),
             samples=fleet.clusters.named(out, SAMPLES),
