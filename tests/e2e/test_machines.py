@@ -235,23 +235,30 @@ async def test_applications_run_in_types_that_live_in_slots_of_another(mesh: Mes
 
 
 async def test_a_machine_is_for_those_whom_its_document_allows(mesh: Mesh, tmp_path: Path) -> None:
-    def apply(*projects: str) -> None:
+    def apply(**allow: list[str]) -> None:
         document = machine_document(1)
-        document["spec"]["allow"] = {"projects": list(projects)}
+        document["spec"]["allow"] = allow
         (tmp_path / "machine.json").write_text(json.dumps(document))
         done = mesh.run("apply", "-f", str(tmp_path / "machine.json"))
         assert done.returncode == 0, done.stderr.decode()
 
-    apply("others")
+    def refusal(name: str) -> str:
+        reasons = mesh.http(f"/v1/groups/default/{name}/v1/default/why")["reasons"]
+        return next((r["message"] for r in reasons if r["code"] == "NotAllowed"), "")
+
+    apply(projects=["others"])
     await until(lambda: bool(mesh.http("/v1/slots?machine=shared/small")["items"]))
     mesh.http("/v1/apply", application("stranger", 1, machine="shared/small"))
-    await until(lambda: phase(mesh, "stranger") == "Pending")
-    reasons = mesh.http("/v1/groups/default/stranger/v1/default/why")["reasons"]
-    (found,) = [r for r in reasons if r["code"] == "NotAllowed"]
-    assert found["message"] == "shared/small is for others only, not for the project default"
+    await until(lambda: refusal("stranger") == "shared/small is for project others only; this is project default")
+    apply(namespaces=["team"])
+    await until(lambda: "namespace team only; this is project default, namespace default" in refusal("stranger"))
+    apply(projects=["others", "default"])
+    await until(lambda: phase(mesh, "stranger") == "Running")
     remove(mesh, "stranger")
-    apply("others", "default")
-    mesh.http("/v1/apply", application("friend", 1, machine="shared/small"))
+    apply(namespaces=["team"])
+    friend = application("friend", 1, machine="shared/small")
+    friend["spec"]["apps"][0]["manifests"][0]["metadata"]["namespace"] = "team"
+    mesh.http("/v1/apply", friend)
     await until(lambda: phase(mesh, "friend") == "Running")
     remove(mesh, "friend")
     assert mesh.run("delete", "machine", "shared").returncode == 0

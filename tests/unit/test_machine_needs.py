@@ -19,6 +19,7 @@ from moorage.model.claims import Claim, Commit, Decision, IntentRef, SlotReserva
 from moorage.model.desired_state import ActionAsk
 from moorage.model.groups import Revision
 from moorage.model.machine_slots import ReservedSlots, reservation_claim, slot_resource
+from moorage.model.machines import Allow
 from moorage.model.problems import Refused
 from moorage.model.reports import Taint
 from moorage.model.shapes import Shape, ShapedApp
@@ -26,6 +27,7 @@ from moorage.sdk import unpack
 from moorage_testkit.fleets import fleet_of, node
 
 NEED = {"machine": "general/large"}
+EVERYONE = Allow()
 MANIFEST: dict[str, Any] = {
     "apiVersion": "batch/v1",
     "kind": "Job",
@@ -58,6 +60,15 @@ def revision(*needs: dict[str, Any], **consumer: Any) -> Revision:
 
 def shape(*needs: dict[str, Any]) -> Shape:
     return revision(*(needs or (NEED,))).apps[0].shapes[0]
+
+
+def shape_in(namespace: str) -> Shape:
+    given = document(NEED)
+    app = given["spec"]["apps"][0]
+    app["manifests"] = [{**MANIFEST, "metadata": {**MANIFEST["metadata"], "namespace": namespace}}]
+    found = validate.accept(given, {})
+    assert isinstance(found, Accepted)
+    return resolve(found).apps[0].shapes[0]
 
 
 def errors(*needs: dict[str, Any], **consumer: Any) -> dict[str, str]:
@@ -116,12 +127,22 @@ class World:
         )
         self.ledger = Ledger()
         self.capacity = Capacity(self.fleet, self.ledger)
+        self.reserve()
+
+    def reserve(self, allow: Allow = EVERYONE) -> None:
+        """Makes the reservations. `allow`: who may use those of the first cluster."""
         reserved = [
-            ReservedSlots(machine="general/large", cluster=cluster, size={"cpu": 4000, "pods": 1}, slots={"n-0": count})
+            ReservedSlots(
+                machine="general/large",
+                cluster=cluster,
+                size={"cpu": 4000, "pods": 1},
+                slots={"n-0": count},
+                allow=allow if cluster == "lab/a" else EVERYONE,
+            )
             for cluster, count in (("lab/a", 2), ("lab/b", 1))
         ]
         commit = Commit(id="1", entries=[SlotReservations(id="r", generation=1, reserved=reserved)])
-        self.capacity.folded(self.ledger.fold(1, commit))
+        self.capacity.folded(self.ledger.fold(self.ledger.seq + 1, commit))
 
     def placed(self, cluster: int, wanted: Shape) -> list[str]:
         found = assign_beside_own(self.fleet, cluster, [Wanted(wanted, "k", [])])
@@ -187,6 +208,42 @@ def test_the_controller_allows_clusters_with_enough_slots_and_tells_the_rest_wit
     assert [r.code for r in other.reasons] == ["MachineUnknown"]
     plain = msgspec.structs.replace(shape(), machine="", resources={"cpu": 1})
     assert candidates(ask(plain), world.fleet).apps["web"].reasons == []
+
+
+@pytest.mark.parametrize(
+    ("allow", "project", "namespace", "allowed"),
+    [
+        (Allow(), "p", "n", "ab"),
+        (Allow(namespaces=("team",)), "p", "default", "b"),
+        (Allow(namespaces=("team",)), "p", "team", "ab"),
+        (Allow(projects=("p",)), "p", "default", "ab"),
+        (Allow(projects=("p",)), "q", "team", "b"),
+        (Allow(projects=("p",), namespaces=("team",)), "q", "team", "ab"),
+        (Allow(projects=("p",), namespaces=("team",)), "q", "default", "b"),
+    ],
+)
+def test_a_machine_takes_pods_of_projects_and_namespaces_that_it_allows(
+    allow: Allow, project: str, namespace: str, allowed: str
+) -> None:
+    world = World()
+    world.reserve(allow=allow)
+    answer = candidates(msgspec.structs.replace(ask(shape_in(namespace)), tenant=project), world.fleet).apps["web"]
+    (group,) = answer.groups
+    mask = unpack(group.clusters, world.fleet.ids, world.fleet.size)
+    taken = mask if group.mode == "allow" else ~mask
+    assert "".join("abc"[c] for c in range(3) if taken[c]) == allowed
+    refused = [r for r in answer.reasons if r.code == "NotAllowed"]
+    assert [(r.clusters, r.samples) for r in refused] == ([] if "a" in allowed else [(1, ["lab/a"])])
+    for reason in refused:
+        assert reason.message.startswith(f"general/large is for {allow.named()} only; this is project {project}")
+        assert (f"namespace {namespace}" in reason.message) == bool(allow.namespaces)
+
+
+def test_pods_of_different_namespaces_are_different_shapes() -> None:
+    found = [shape_in(name) for name in ("team", "default")]
+    assert [s.namespace for s in found] == ["team", "default"] and found[0].key != found[1].key
+    plain = validate.accept(document(), {})
+    assert isinstance(plain, Accepted) and resolve(plain).apps[0].shapes[0].namespace == ""
 
 
 def test_pods_are_labelled_as_guests() -> None:

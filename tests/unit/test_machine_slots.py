@@ -222,19 +222,33 @@ def test_the_fleet_knows_who_may_use_slots() -> None:
     assert world.reserve(slots) and not world.writer.fleet.slot_users
     slots.window_projects = {"night": ["owls"]}
     assert world.reserve(slots)
-    assert world.writer.fleet.slot_users == {CLUSTER: {night: (Allow(projects=("owls",)),)}}
+    assert world.writer.fleet.slot_users == {night: {CLUSTER: (Allow(projects=("owls",)),)}}
     slots.allow = Allow(projects=("owls", "larks"), namespaces=("zoo",))
     assert world.reserve(slots)
     for _ in range(2):
-        (users,) = world.writer.fleet.slot_users.values()
         may = {
-            r: [p for p in ("owls", "larks", "cats") if all(a.admits(p, "n") for a in every)]
-            for r, every in users.items()
+            (r, namespace): [p for p in ("owls", "larks", "cats") if all(a.admits(p, namespace) for a in users[CLUSTER])]
+            for r, users in world.writer.fleet.slot_users.items()
+            for namespace in ("zoo", "wild")
         }
-        assert may == {SLOT: ["owls", "larks"], night: ["owls"]}
-        assert all(a.admits("cats") for a in users[SLOT]), "its namespace may be allowed"
+        assert may == {
+            (SLOT, "wild"): ["owls", "larks"],
+            (SLOT, "zoo"): ["owls", "larks", "cats"],
+            (night, "wild"): ["owls"],
+            (night, "zoo"): ["owls"],
+        }
         world.reload()
+    tick = world.writer.fleet.tick
+    assert world.reserve(slots) and not len(improved(world, tick)), "nothing changed"
+    slots.allow = Allow(projects=("cats",))
+    assert world.reserve(slots) and improved(world, tick) == [0], "who waits is tried again"
     assert world.reserve(reserved()) and not world.writer.fleet.slot_users
+
+
+def improved(world: World, tick: int) -> list[int]:
+    rows = world.writer.fleet.improved_since(tick)
+    assert rows is not None
+    return rows.tolist()
 
 
 def test_an_older_worker_changes_nothing() -> None:

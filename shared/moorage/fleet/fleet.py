@@ -68,7 +68,7 @@ class Fleet(ClusterColumns):
         self.shared_slots: dict[
             int, dict[str, tuple[SharedSlots, ...]]
         ] = {}  # cluster → node with slots for several types
-        #: Cluster → slots of machines that not everyone may use, and who may: who meets all of these.
+        #: Slots of a machine that not everyone may use → cluster → who may: who meets all of these.
         self.slot_users: dict[str, dict[str, tuple[Allow, ...]]] = {}
         self._sums = ClusterSums(self)
         self._reset_tick = 0
@@ -160,6 +160,13 @@ class Fleet(ClusterColumns):
         self._changed[cid] = self.tick
         if sign < 0:
             self._improved[row] = self._improved_cluster[cid] = self.tick
+
+    def note_improved(self, cid: int, node: str) -> None:
+        """Lets whoever waits be tested against a node again: something else than its capacity changed in their favour."""
+        row = self.row_of(cid, node)
+        if row is not None:
+            self.tick += 1
+            self._changed[cid] = self._improved[row] = self._improved_cluster[cid] = self.tick
 
     def set_shared_slots(self, cid: int, node: str, slots: tuple[SharedSlots, ...]) -> None:
         """Sets which slots of a node types of machines share. What is free of each type is a column."""
@@ -366,7 +373,7 @@ class Fleet(ClusterColumns):
         self._announce(FleetChange(np.flatnonzero(self.known).astype(np.int32), reset=True))
 
     def _take_contents(self, other: Fleet) -> None:
-        self.open_pods, self.shared_slots, self.slot_users = other.open_pods, other.shared_slots, other.slot_users
+        self.open_pods, self.shared_slots = other.open_pods, other.shared_slots
         self._changed = other._changed
         self._improved_cluster = other._improved_cluster
         self.pods = other.pods

@@ -14,6 +14,7 @@ from moorage.fleet import Fleet, FleetChange
 from moorage.model.allocations import IN_COMMON
 from moorage.model.claims import Allocation, Claim, Decision, SlotGrants, SlotReservations
 from moorage.model.machine_slots import ReservedSlots, machine_of, reservation_claim
+from moorage.model.machines import Allow
 from moorage.model.slots import part_and_class
 
 from .families import (
@@ -75,9 +76,8 @@ class Capacity:
         self._granted: dict[str, ClusterAmounts] = {}  # guest → what it takes of slots
         self._reservation_of: dict[str, set[str]] = {}  # claim whose pods fill slots → reservations
         self._shared = SharedRoom()
-        self._users: dict[
-            str, tuple[str, tuple[str, ...]]
-        ] = {}  # reservation → its cluster, and slots not for everyone
+        #: Reservation → its cluster, and by resource who may use its slots.
+        self._users: dict[str, tuple[str, dict[str, tuple[Allow, ...]]]] = {}
         # Entry → what it takes beyond what its consumers, reservations or guests take now.
         self._entries_in_flight: dict[str, ClusterAmounts] = {}
         self._totals: dict[str, NodeAmounts] = {}  # by cluster
@@ -454,16 +454,24 @@ class Capacity:
 
     def _set_users(self, claim: str, reserved: ReservedSlots | None) -> None:
         """Tells the fleet who may use the slots of a reservation."""
-        cluster, names = self._users.pop(claim, ("", ()))
-        here = self.fleet.slot_users.get(cluster, {})
-        for name in names:
-            here.pop(name, None)
-        if cluster and not here:
-            self.fleet.slot_users.pop(cluster, None)
+        cluster, before = self._users.get(claim, ("", {}))
         users = reserved.users() if reserved is not None else {}
-        if reserved is not None and users:
-            self._users[claim] = reserved.cluster, tuple(users)
-            self.fleet.slot_users.setdefault(reserved.cluster, {}).update(users)
+        if users == before:
+            return
+        for name in before:
+            del self.fleet.slot_users[name][cluster]
+            if not self.fleet.slot_users[name]:
+                del self.fleet.slot_users[name]
+        self._users.pop(claim, None)
+        if reserved is None:
+            return
+        if users:
+            self._users[claim] = reserved.cluster, users
+        for name, rules in users.items():
+            self.fleet.slot_users.setdefault(name, {})[reserved.cluster] = rules
+        if (cid := self.fleet.ids.get(reserved.cluster)) is not None:
+            for node in reserved.slots:  # those who wait may be allowed now
+                self.fleet.note_improved(cid, node)
 
     def _shift_all(self, before: ClusterAmounts, after: ClusterAmounts) -> None:
         for cluster in {**before, **after}:

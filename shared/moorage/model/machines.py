@@ -75,13 +75,15 @@ class Allow(Value, kw_only=True, frozen=True):
     projects: tuple[str, ...] = ()
     namespaces: tuple[str, ...] = ()
 
-    def admits(self, project: str, namespace: str | None = None) -> bool:
-        """Returns whether a project, or somebody in a namespace, may. None: a namespace that is not known yet."""
-        if not self.projects and not self.namespaces:
-            return True
-        return project in self.projects or (
-            bool(self.namespaces) if namespace is None else namespace in self.namespaces
-        )
+    def admits(self, project: str, namespace: str) -> bool:
+        """Returns whether a project, or somebody in a namespace, may."""
+        everyone = not self.projects and not self.namespaces
+        return everyone or project in self.projects or namespace in self.namespaces
+
+    def named(self) -> str:
+        """Returns the names of those who may."""
+        projects, namespaces = ((f"project {p}" for p in self.projects), (f"namespace {n}" for n in self.namespaces))
+        return ", ".join((*projects, *namespaces))
 
 
 class Machine(Value, kw_only=True, frozen=True):

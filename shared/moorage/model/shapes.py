@@ -96,6 +96,7 @@ class Shape(Model, kw_only=True):
     relations: list[Relation] = []
     devices: list[Any] = []
     machine: str = ""
+    namespace: str = ""  # given for pods that run in slots of a machine: not every namespace may use them
 
 
 def on_nodes(shape: Shape, operator: Literal["In", "NotIn"], nodes: Iterable[str]) -> Shape:

@@ -181,8 +181,10 @@ def _shape(
     parts = _with_role(pods, parts, list(mandatory.values()), diagnostics)
     aligned = alignment(list(mandatory.values()))
     inside = (parts, aligned) if any(parts) or aligned.containers else ()
+    namespace = pods.namespace if machine.machine else ""
+    user = (namespace,) if namespace else ()
     return Shape(
-        key=_hash((resources, terms, tolerations, wishes, count, per_node, *(rules if any(rules) else ()), *inside)),
+        key=_hash((resources, terms, tolerations, wishes, count, per_node, *(rules if any(rules) else ()), *inside, *user)),
         object=pods.object,
         count=count,
         per_node=per_node,
@@ -201,6 +203,7 @@ def _shape(
         groups=parts.groups,
         relations=parts.relations,
         machine=machine.machine,
+        namespace=namespace,
     )
 
 

@@ -179,7 +179,7 @@ def refusal_of(use: SlotUse, guest: GuestReport, now: float) -> WaitingReason | 
         return WaitingReason(
             uid=guest.uid,
             code="NotAllowed",
-            message=f"{use.machine} is for {', '.join((*allow.projects, *allow.namespaces))} only",
+            message=f"{use.machine} is for {allow.named()} only",
         )
     if guest.window:
         span = next((s for s in use.spans if s.window.name == guest.window), None)

@@ -29,11 +29,12 @@ def _of_app(ask: Ask, app: ShapedApp, fleet: Fleet) -> Allowed:
     reasons: list[Reason] = []
     excluded: list[Mask] = []
     for resource, shapes in wanted.items():
-        closed = allowed & _closed_to(ask.tenant, resource, fleet)
-        if closed.any():
-            allowed &= ~closed
-            reasons.append(_not_allowed(app.name, shapes[0], resource, ask.tenant, closed, fleet))
-            excluded.append(closed)
+        for shape in shapes if resource in fleet.slot_users else ():
+            closed = allowed & _closed_to(ask.tenant, shape.namespace, resource, fleet)
+            if closed.any():
+                allowed &= ~closed
+                reasons.append(_not_allowed(app.name, shape, resource, ask.tenant, closed, fleet))
+                excluded.append(closed)
         needed = sum(shape.count for shape in shapes)
         free, known = _free_slots(fleet, resource)
         short = allowed & ~own & (free < needed)
@@ -45,18 +46,20 @@ def _of_app(ask: Ask, app: ShapedApp, fleet: Fleet) -> Allowed:
     return allow(allowed, reasons=reasons, excluded=excluded)
 
 
-def _closed_to(project: str, resource: str, fleet: Fleet) -> Mask:
+def _closed_to(project: str, namespace: str, resource: str, fleet: Fleet) -> Mask:
     """Returns the clusters whose slots of a machine type are for others."""
-    rules = ((cluster, users.get(resource, ())) for cluster, users in fleet.slot_users.items())
-    return fleet.clusters.mask([c for c, every in rules if not all(rule.admits(project) for rule in every)])
+    users = fleet.slot_users[resource]
+    admitted = {every: all(rule.admits(project, namespace) for rule in every) for every in set(users.values())}
+    return fleet.clusters.mask(cluster for cluster, every in users.items() if not admitted[every])
 
 
 def _not_allowed(app: str, shape: Shape, resource: str, project: str, closed: Mask, fleet: Fleet) -> Reason:
     machine, window = machine_of(resource) or (resource, "")
     name = f"the window {window} of {machine}" if window else machine
     samples = [fleet.names[cid] for cid in np.flatnonzero(closed)[:SAMPLES].tolist()]
-    rules = fleet.slot_users[samples[0]][resource]
-    who = ", ".join(dict.fromkeys(name for rule in rules for name in (*rule.projects, *rule.namespaces)))
+    rules = [r for r in fleet.slot_users[resource][samples[0]] if not r.admits(project, shape.namespace)]
+    who = ", and of these ".join(rule.named() for rule in rules)
+    own = f", namespace {shape.namespace}" if any(rule.namespaces for rule in rules) else ""
     return Reason(
         code="NotAllowed",
         app=app,
@@ -65,7 +68,7 @@ def _not_allowed(app: str, shape: Shape, resource: str, project: str, closed: Ma
         clusters=int(closed.sum()),
         samples=samples,
         by=NAME,
-        message=f"{name} is for {who} only, not for the project {project}",
+        message=f"{name} is for {who} only; this is project {project}{own}",
     )
 
 
