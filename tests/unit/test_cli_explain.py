@@ -8,9 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from moorage.cli.commands.explain import Described, documents, paths_below, type_name
+from moorage.cli.commands.explain import Described, described, kinds, paths_below, type_name
 from moorage.cli.document_fields import DESCRIPTIONS, VALUES
 from moorage.cli.main import run
+from moorage.cli.schema_fields import SchemaField
 from moorage.model import documents as model
 from moorage.model import resource_classes as classes
 from moorage.model.base import Model
@@ -20,13 +21,16 @@ from moorage.sim.core import inside_documents as inside
 from moorage.sim.core import machine_documents as machines
 
 
-def every_field(found: Described, path: str, above: tuple[Any, ...] = ()) -> list[tuple[str, Described]]:
-    fields = [(f"{path}.{one.name}", one) for one in found.fields()] if found.struct not in above else []
-    deeper = [item for at, one in fields for item in every_field(one, at, (*above, found.struct))]
+def every_field(
+    found: Described | SchemaField, path: str, above: tuple[object, ...] = ()
+) -> list[tuple[str, Described | SchemaField]]:
+    model = found.nested_in
+    fields = [(f"{path}.{one.name}", one) for one in found.fields()] if model is None or model not in above else []
+    deeper = [item for at, one in fields for item in every_field(one, at, (*above, model))]
     return [*fields, *deeper]
 
 
-ALL = [item for kind in documents() for item in every_field(Described.of_kind(kind), kind)]
+ALL = [item for kind in kinds() for item in every_field(described(kind), kind)]
 
 
 def explained(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -78,6 +82,19 @@ def test_values_are_what_documents_accept() -> None:
     for policy in VALUES["CpuManagerDocument"]["policy"]:
         node = {"name": "n", "allocatable": {}, "cpuManager": {"policy": policy}}
         fleets.decode({"clusters": [{"name": "c", "nodes": [node]}]})
+
+
+def test_kinds_of_custom_resources_are_explained_by_their_schema(capsys: pytest.CaptureFixture[str]) -> None:
+    text = explained(capsys, "machines.spec.nodePool")
+    assert "FIELD:  spec.nodePool  <[]object>  required" in text
+    assert "  mode  <string>  required" in text and "One of ready, maintenance." in text
+    assert "  taint  <boolean>  default: false" in text
+    assert "  hostLimit  <any>" in explained(capsys, "machine.spec.machineTypes.spec")
+    assert "  labels  <map[string]string>  required" in explained(capsys, "machine.metadata")
+    assert explained(capsys, "machinenodepool.status", "-o", "name").split() == ["conditions", "nodePool"]
+    found = json.loads(explained(capsys, "machine.spec.machineTypes", "-o", "json"))
+    assert [f["name"] for f in found["fields"]] == ["name", "spec", "available", "offlineSlots", "windows"]
+    assert "      availableRatio  <any>  required" in explained(capsys, "machine", "--recursive")
 
 
 def test_the_same_for_programs(capsys: pytest.CaptureFixture[str]) -> None:

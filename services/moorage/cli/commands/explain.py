@@ -14,6 +14,7 @@ from cyclopts import Parameter
 from ..document_fields import DESCRIPTIONS, VALUES
 from ..exit_codes import DONE, USAGE, Failure
 from ..output import Format, StateDir, show
+from ..schema_fields import SchemaField, machine_kinds
 from ..suggestions import did_you_mean
 from ..table import terminal_width
 from ..terminal import out
@@ -43,7 +44,7 @@ def explain(
     """Describe the fields of documents: type, default, meaning and values.
 
     Kinds are Application, HpaIntent, TopologyIntent, PlacementIntent, AffinityIntent, ResourceClass, DeviceSource, DeviceQuota,
-    ClassGrant and Fleet. Of a kind that a controller registered, the JSON Schema is shown; only that needs a running mesh.
+    ClassGrant, Machine, MachineNodePool and Fleet. Of a kind that a controller registered, the JSON Schema is shown; only that needs a running mesh.
 
     `moorage explain class NAME` and `moorage explain class -f FILE` explain which devices of the fleet a resource class selects.
     """
@@ -57,9 +58,9 @@ def explain(
     known = _kind_of(kind)
     if known is None:
         return _explain_registered(path, kind, state)
-    found = _walk(Described.of_kind(known), names, known)
+    found = _walk(described(known), names, known)
     if output in ("json", "yaml"):
-        return show(found.as_json(), output)
+        return show(as_json(found), output)
     if output == "name":
         out("\n".join(field.name for field in found.fields()))
         return DONE
@@ -87,9 +88,13 @@ def documents() -> dict[str, tuple[_Struct, _Struct | None]]:
     }
 
 
+def kinds() -> list[str]:
+    return [*documents(), *machine_kinds()]
+
+
 def _kind_of(text: str) -> str | None:
     low = text.lower()
-    for kind in documents():
+    for kind in kinds():
         if low in (kind.lower(), kind.lower() + "s") or (kind == "Application" and low in ("app", "apps")):
             return kind
     return None
@@ -116,6 +121,20 @@ class Described(NamedTuple):
         return _struct_in(self.type)
 
     @property
+    def nested_in(self) -> object:
+        """Returns what may be among its own fields."""
+        return self.struct
+
+    @property
+    def type_text(self) -> str:
+        return type_name(self.type)
+
+    @property
+    def about(self) -> str:
+        """Returns what its model says."""
+        return "" if self.struct is None else _about(self.struct)
+
+    @property
     def values(self) -> tuple[str, ...]:
         return VALUES.get(self.owner, {}).get(self.name, ())
 
@@ -128,17 +147,22 @@ class Described(NamedTuple):
             found = [one._replace(type=self.spec) if one.name == "spec" else one for one in found]
         return sorted(found, key=lambda one: not one.required)
 
-    def as_json(self, *, deep: bool = True) -> dict[str, Any]:
-        item: dict[str, Any] = {"name": self.name, "type": type_name(self.type), "description": self.description}
-        if self.owner:
-            item["required"] = self.required
-        if self.default is not None:
-            item["default"] = self.default
-        if self.values:
-            item["values"] = list(self.values)
-        if deep and (fields := self.fields()):
-            item["fields"] = [one.as_json(deep=False) for one in fields]
-        return item
+
+def described(kind: str) -> Described | SchemaField:
+    return machine_kinds().get(kind) or Described.of_kind(kind)
+
+
+def as_json(found: Described | SchemaField, *, deep: bool = True) -> dict[str, Any]:
+    item: dict[str, Any] = {"name": found.name, "type": found.type_text, "description": found.description}
+    if found.owner:
+        item["required"] = found.required
+    if found.default is not None:
+        item["default"] = found.default
+    if found.values:
+        item["values"] = list(found.values)
+    if deep and (fields := found.fields()):
+        item["fields"] = [as_json(one, deep=False) for one in fields]
+    return item
 
 
 def _field(struct: _Struct, one: msgspec.structs.FieldInfo) -> Described:
@@ -171,7 +195,7 @@ def type_name(kind: Any) -> str:
     return _NAMES.get(kind) or (kind.__name__ if isinstance(kind, type) else str(kind))
 
 
-def _walk(found: Described, names: list[str], path: str) -> Described:
+def _walk(found: Described | SchemaField, names: list[str], path: str) -> Described | SchemaField:
     for name in names:
         fields = {one.name: one for one in found.fields()}
         if name not in fields:
@@ -184,25 +208,25 @@ def _walk(found: Described, names: list[str], path: str) -> Described:
 def paths_below(typed: str) -> list[str]:
     """Returns what may follow a path that is being typed: kinds, or the fields of what was typed before the last dot."""
     if "." not in typed:
-        return [name for kind in documents() for name in (kind.lower(), f"{kind.lower()}.")]
+        return [name for kind in kinds() for name in (kind.lower(), f"{kind.lower()}.")]
     kind, *names = typed.split(".")[:-1]
     known = _kind_of(kind)
     if known is None:
         return []
     above = typed.rpartition(".")[0]
-    return [f"{above}.{field.name}" for field in _walk(Described.of_kind(known), names, known).fields()]
+    return [f"{above}.{field.name}" for field in _walk(described(known), names, known).fields()]
 
 
 # --- text --------------------------------------------------------------------------------------------------------------
 
 
-def _text(found: Described, path: str) -> list[str]:
+def _text(found: Described | SchemaField, path: str) -> list[str]:
     kind, _, rest = path.partition(".")
     width = min(terminal_width() or _WIDTH, _WIDTH)
     lines = [f"KIND:   {kind}"]
     if rest:
-        lines.append(f"FIELD:  {rest}  <{type_name(found.type)}>{_facts(found)}")
-    about = [found.description, "" if not rest or found.struct is None else _about(found.struct)]
+        lines.append(f"FIELD:  {rest}  <{found.type_text}>{_facts(found)}")
+    about = [found.description, found.about if rest else ""]
     for text in dict.fromkeys(filter(None, about)):
         lines += ["", *textwrap.wrap(text, width)]
     if found.values:
@@ -210,13 +234,13 @@ def _text(found: Described, path: str) -> list[str]:
     if fields := found.fields():
         lines += ["", "FIELDS"]
         for field in fields:
-            lines.append(f"  {field.name}  <{type_name(field.type)}>{_facts(field)}")
+            lines.append(f"  {field.name}  <{field.type_text}>{_facts(field)}")
             text = " ".join(filter(None, (field.description, _one_of(field))))
             lines += textwrap.wrap(text, width, initial_indent="      ", subsequent_indent="      ")
     return lines
 
 
-def _facts(field: Described) -> str:
+def _facts(field: Described | SchemaField) -> str:
     if field.required:
         return "  required"
     if field.default is None:
@@ -225,16 +249,16 @@ def _facts(field: Described) -> str:
     return f"  default: {default}"
 
 
-def _one_of(field: Described) -> str:
+def _one_of(field: Described | SchemaField) -> str:
     return f"One of {', '.join(field.values)}." if len(field.values) > 1 else ""
 
 
-def _tree(found: Described, indent: str, above: tuple[_Struct, ...]) -> list[str]:
-    lines = [f"{indent}{found.name}  <{type_name(found.type)}>{_facts(found)}"]
-    struct = found.struct
-    if struct is not None and struct not in above:  # terms nest without end
+def _tree(found: Described | SchemaField, indent: str, above: tuple[object, ...]) -> list[str]:
+    lines = [f"{indent}{found.name}  <{found.type_text}>{_facts(found)}"]
+    model = found.nested_in
+    if model is None or model not in above:  # terms nest without end
         for field in found.fields():
-            lines += _tree(field, indent + "  ", (*above, struct))
+            lines += _tree(field, indent + "  ", (*above, model))
     return lines
 
 
@@ -245,7 +269,7 @@ def _explain_registered(path: str, kind: str, state: Any) -> int:
     from ..gateway_client import Client
     from ..terminal import as_yaml
 
-    known = list(documents())
+    known = kinds()
     try:
         schemas = {
             name: schema
