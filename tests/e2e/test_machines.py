@@ -250,12 +250,14 @@ async def test_a_machine_is_for_those_whom_its_document_allows(mesh: Mesh, tmp_p
     await until(lambda: bool(mesh.http("/v1/slots?machine=shared/small")["items"]))
     mesh.http("/v1/apply", application("stranger", 1, machine="shared/small"))
     await until(lambda: refusal("stranger") == "shared/small is for project others only; this is project default")
-    apply(namespaces=["team"])
-    await until(lambda: "namespace team only; this is project default, namespace default" in refusal("stranger"))
     apply(projects=["others", "default"])
     await until(lambda: phase(mesh, "stranger") == "Running")
     remove(mesh, "stranger")
     apply(namespaces=["team"])
+    mesh.http("/v1/apply", application("alien", 1, machine="shared/small"))
+    text = "shared/small is for namespace team only; this is project default, namespace default"
+    await until(lambda: refusal("alien") == text)
+    remove(mesh, "alien")
     friend = application("friend", 1, machine="shared/small")
     friend["spec"]["apps"][0]["manifests"][0]["metadata"]["namespace"] = "team"
     mesh.http("/v1/apply", friend)
@@ -275,3 +277,34 @@ async def test_every_violation_of_a_machine_document_is_told(mesh: Mesh, tmp_pat
     assert done.returncode == 1
     for path in ("machineTypes[0].available", "machineTypes[0].spec.cpu", "nodePool[0].machineType[0].name"):
         assert path in text
+
+
+async def test_slots_guests_and_pools_are_listed_by_name(mesh: Mesh) -> None:
+    await until(lambda: reserved(mesh))
+    mesh.http("/v1/apply", application("named", 1))
+    await until(lambda: [g["state"] for g in mesh.http("/v1/guests")["items"]] == ["used"])
+
+    def got(*arguments: str) -> list[str]:
+        done = mesh.run("get", *arguments, "-o", "name")
+        assert done.returncode == 0, done.stderr.decode()
+        return done.stdout.decode().split()
+
+    (guest,) = got("guests")
+    cluster, node = mesh.http("/v1/guests")["items"][0]["cluster"], mesh.http("/v1/guests")["items"][0]["node"]
+    assert len(got("slots", "general/large")) == 8 and len(got("slots")) == 8
+    assert got("slots", f"general/large/{cluster}") == sorted(got("slots", "--cluster", cluster))
+    assert got(f"slot/general/large/{cluster}/{node}") == [f"slot/general/large/{cluster}/{node}"] * 2
+    assert got(guest) == [guest] and got("guests", guest.rpartition("/")[2]) == [guest]
+    assert got("guests", "--cluster", "lab/a" if cluster == "lab/b" else "lab/b") == []
+    assert got("machinenodepools") == [
+        "machinenodepool/lab/a/general-node-pool",
+        "machinenodepool/lab/b/general-node-pool",
+    ]
+    pool = json.loads(mesh.run("get", "machinenodepool", "lab/a/general-node-pool", "-o", "json").stdout)
+    assert pool["spec"]["machineGroup"] == "general" and pool["spec"]["machineTypeStock"] == [{"name": "large"}]
+    assert {(n["name"], n["condition"]) for n in pool["status"]["nodePool"]} == {("n-0", "Ready"), ("n-1", "Ready")}
+    for kind, name in (("slots", "general/none"), ("guests", "nobody"), ("machinenodepool", "lab/a/general")):
+        done = mesh.run("get", kind, name)
+        assert done.returncode == 3 and name in done.stderr.decode()
+    assert "n-0" in mesh.run("describe", "machine", "lab/a/general").stdout.decode()
+    remove(mesh, "named")

@@ -11,6 +11,16 @@ from typing import Any
 from .durations import age
 from .exit_codes import USAGE, Failure
 from .gateway_client import group_path, path
+from .machine_rows import (
+    conditions,
+    guests_named,
+    is_ready,
+    machine_of_pool,
+    machine_usage,
+    node_conditions,
+    pool_of,
+    slots_named,
+)
 from .names import cluster_parts, full_name
 from .output import Column, Row, clusters_of, field, yes_no
 from .quantities import percent, readable
@@ -30,6 +40,9 @@ class ResourceType:
     intent_kind: str = ""
     fleet_kind: str = ""  # of documents that belong to the whole fleet
     collection: str = ""  # its list in REST; empty: its name
+    #: Returns the query and the test for what of its list a name means, where it means several.
+    named: Callable[[str], tuple[dict[str, str], Callable[[Row], bool]]] | None = None
+    view: Callable[[Row], Row] | None = None  # of what REST has
 
     @property
     def list_path(self) -> str:
@@ -130,28 +143,8 @@ def part_usage(part: Mapping[str, Any]) -> str:
     return ", ".join(f"{n} {readable(n, used[n])}/{readable(n, inventories[n]['total'])}" for n in names)
 
 
-def machine_usage(machine: Mapping[str, Any]) -> str:
-    """Formats used and wanted slots of each type of a Machine: `large 1/4, small 0/8 (2 wait)`."""
-    found = []
-    for kind in machine["status"].get("availableMachines", ()):
-        usage = kind["usage"]
-        waiting = usage.get("waiting", 0)
-        text = f"{kind['name']} {usage.get('used', 0)}/{usage.get('maximum', 0)}"
-        found.append(f"{text} ({waiting} wait)" if waiting else text)
-    return ", ".join(found)
-
-
-def _conditions(machine: Row) -> Sequence[Row]:
-    found: Sequence[Row] = machine["status"].get("conditions", ())
-    return found
-
-
-def _pool(machine: Row) -> str:
-    return ",".join(f"{n['name']}={n.get('condition') or '?'}" for n in machine["status"].get("nodePool", ()))
-
-
 def _listed_only(name: str, project: str) -> str:
-    raise Failure("these are only listed; name none, and filter with --cluster", USAGE)
+    raise Failure("these are only listed, not described; use `moorage get`", USAGE)
 
 
 KINDS: tuple[ResourceType, ...] = (
@@ -227,16 +220,30 @@ KINDS: tuple[ResourceType, ...] = (
         ("machine", "mc"),
         (
             Column("NAME", _meta("name"), is_name=True),
-            Column("READY", lambda r: next((c["status"] for c in _conditions(r) if c["type"] == "Ready"), ""), least=5),
+            Column("READY", is_ready, least=5),
             Column("SLOTS", machine_usage),
-            Column("NODES", lambda r: _pool(r), wide=True),
-            Column("REASON", lambda r: next((c["message"] for c in _conditions(r) if c.get("message")), "")),
+            Column("NODES", node_conditions, wide=True),
+            Column("REASON", lambda r: next((c["message"] for c in conditions(r) if c.get("message")), "")),
         ),
         lambda name, project: path("machines", name),
         lambda r: f"machine/{r['metadata']['name']}",
         "moorage.events.>",
         fleet_kind="Machine",
         collection="machines",
+    ),
+    ResourceType(
+        "machinenodepools",
+        ("machinenodepool", "mnp"),
+        (
+            Column("NAME", _meta("name"), is_name=True),
+            Column("READY", is_ready, least=5),
+            Column("NODES", node_conditions),
+        ),
+        lambda name, project: path("machines", machine_of_pool(name)),
+        lambda r: f"machinenodepool/{r['metadata']['name']}",
+        "moorage.events.>",
+        collection="machines",
+        view=pool_of,
     ),
     ResourceType(
         "slots",
@@ -250,8 +257,9 @@ KINDS: tuple[ResourceType, ...] = (
             Column("CLAIM", field("claim"), wide=True),
         ),
         _listed_only,
-        lambda r: f"slot/{r['machine']}",
+        lambda r: "/".join(filter(None, ("slot", r["machine"], r["cluster"], r.get("node")))),
         "moorage.events.>",
+        named=slots_named,
     ),
     ResourceType(
         "guests",
@@ -272,6 +280,7 @@ KINDS: tuple[ResourceType, ...] = (
         _listed_only,
         lambda r: f"guest/{r['cluster']}/{r['namespace']}/{r['name']}",
         "moorage.events.>",
+        named=guests_named,
     ),
     ResourceType(
         "decisions",

@@ -127,6 +127,14 @@ def _names(context: CompletionContext) -> Iterable[str]:
         yield from (str(item["id"]) for item in _items(context, kind))
     elif kind == "controllers":
         yield from _controllers(context)
+    elif kind == "machines":
+        for item in _items(context, kind):
+            assert isinstance(item["metadata"], dict)
+            yield str(item["metadata"]["name"])
+    elif kind == "slots":
+        yield from dict.fromkeys(str(item["machine"]) for item in _items(context, kind))
+    elif kind == "guests":
+        yield from (f"{item['namespace']}/{item['name']}" for item in _items(context, kind))
 
 
 def _intents(context: CompletionContext, kind: str) -> Iterable[str]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated, Any
+from collections import Counter
+from typing import Annotated
 
 from cyclopts import Parameter
 
-from ..exit_codes import DONE, USAGE, Failure
+from ..exit_codes import DONE, MISSING, USAGE, Failure
 from ..formats import DEVICE_CLASS, sorted_by, template
-from ..gateway_client import Client, Refusal, path
+from ..gateway_client import Client, path
 from ..output import DEFAULT, Listing, Project, Row, Rows, StateDir, Watch, show_list, show_one
 from ..resource_types import PAST_DECISIONS, ResourceType
 from ..suggestions import resolve_for
@@ -30,7 +31,8 @@ def get(
     selector: Annotated[str, Parameter(name=["--selector", "-l"])] = "",
     group: Annotated[Group, Parameter(help="Only decisions of this group.")] = "",
     cluster: Annotated[
-        Cluster, Parameter(help="Only nodes or parts of this cluster; the resource class of this cluster.")
+        Cluster,
+        Parameter(help="Only nodes, parts, slots or guests of this cluster; the resource class of this cluster."),
     ] = "",
     class_: Annotated[str, Parameter(name="--class", help="Only parts that this resource class selects.")] = "",
     node: Annotated[str, Parameter(help="Only parts of nodes of this name.")] = "",
@@ -42,7 +44,8 @@ def get(
 ) -> int:
     """List resources of one type, or show one of them.
 
-    `moorage get decisions --all --group shop` lists the past decisions of a group, too, as far as they are remembered.
+    `moorage get decisions --all --group shop` lists the past decisions of a group, too, as far as they are remembered. `moorage get
+    slots GROUP/TYPE` lists the slots of a machine type, and `moorage get guests NAMESPACE/NAME` the pods of that name.
 
     Parameters
     ----------
@@ -85,10 +88,18 @@ def get(
 
 
 def _items(client: Client, kind: ResourceType, name: str, project: str, query: dict[str, str]) -> list[Row]:
+    if name and kind.named is not None:
+        more, means = kind.named(name)
+        found = [row for row in client.items(kind.list_path, **{**query, **more}) if means(row)]
+        if not found:
+            raise Failure(f"no {kind.name} {name}", MISSING)
+        return found
     if name:
         of_cluster = {"cluster": query["cluster"]} if kind.fleet_kind and "cluster" in query else {}
-        return [client.get(kind.item_path(name, project), **of_cluster)]
-    return client.items(kind.list_path, **query)
+        items = [client.get(kind.item_path(name, project), **of_cluster)]
+    else:
+        items = client.items(kind.list_path, **query)
+    return items if kind.view is None else [kind.view(item) for item in items]
 
 
 def _device_class(client: Client, kind: ResourceType, name: str, cluster: str) -> int:
@@ -112,7 +123,7 @@ def _device_class(client: Client, kind: ResourceType, name: str, cluster: str) -
 def _once(client: Client, kind: ResourceType, name: str, project: str, query: dict[str, str], listing: Listing) -> int:
     items = _items(client, kind, name, project, query)
     columns = kind.columns_for(items)
-    if name:
+    if name and kind.named is None:
         return show_one(items[0], columns, listing, kind.qualified_name)
     return show_list(items, columns, listing, kind.qualified_name)
 
@@ -120,29 +131,41 @@ def _once(client: Client, kind: ResourceType, name: str, project: str, query: di
 def _watch(client: Client, kind: ResourceType, name: str, project: str, query: dict[str, str], listing: Listing) -> int:
     """Prints all items, then each again when it changes or is deleted. Ends with Ctrl-C, or when the one named item is
     deleted."""
-    seen: dict[str, Any] = {}
+    seen: dict[tuple[str, int], Row] = {}
     printer: _Printer | None = None
     while True:
         for _ in client.events(kind.subject, until=time.monotonic() + 5.0):
             time.sleep(_BURST_SECONDS if seen else 0)
             try:
                 items = _items(client, kind, name, project, query)
-            except Refusal as refusal:
-                if not (name and seen and refusal.status == 404):
+            except Failure as failure:
+                if not (name and seen and failure.code == MISSING):
                     raise
                 items = []
-            changed = [item for item in items if seen.get(kind.qualified_name(item)) != _lasting(item)]
+            keyed = _keyed(kind, items)
+            changed = [item for key, item in keyed.items() if seen.get(key) != _lasting(item)]
             if changed:
                 if printer is None and listing.sort_by:
                     changed = sorted_by(changed, listing.sort_by)
                 printer = printer or _Printer(kind, changed, listing)
                 printer.changed(changed)
-            now = {kind.qualified_name(item): _lasting(item) for item in items}
+            now = {key: _lasting(item) for key, item in keyed.items()}
             if printer is not None:
                 printer.deleted([item for known, item in seen.items() if known not in now])
             if name and not items:
                 return DONE
             seen = now
+
+
+def _keyed(kind: ResourceType, items: list[Row]) -> dict[tuple[str, int], Row]:
+    """Returns items by name, numbered: slots of a node have no names of their own."""
+    counts: Counter[str] = Counter()
+    keyed = {}
+    for item in items:
+        name = kind.qualified_name(item)
+        keyed[name, counts[name]] = item
+        counts[name] += 1
+    return keyed
 
 
 def _lasting(item: Row) -> Row:
