@@ -243,7 +243,7 @@ async def test_a_machine_is_for_those_whom_its_document_allows(mesh: Mesh, tmp_p
         assert done.returncode == 0, done.stderr.decode()
 
     def refusal(name: str) -> str:
-        reasons = mesh.http(f"/v1/groups/default/{name}/v1/default/why")["reasons"]
+        reasons = mesh.http(f"/v1/groups/default/{name}/v1/default/why").get("reasons", [])
         return next((r["message"] for r in reasons if r["code"] == "NotAllowed"), "")
 
     apply(projects=["others"])
