@@ -227,7 +227,9 @@ def test_the_fleet_knows_who_may_use_slots() -> None:
     assert world.reserve(slots)
     for _ in range(2):
         may = {
-            (r, namespace): [p for p in ("owls", "larks", "cats") if all(a.admits(p, namespace) for a in users[CLUSTER])]
+            (r, namespace): [
+                p for p in ("owls", "larks", "cats") if all(a.admits(p, namespace) for a in users[CLUSTER])
+            ]
             for r, users in world.writer.fleet.slot_users.items()
             for namespace in ("zoo", "wild")
         }

@@ -184,7 +184,9 @@ def _shape(
     namespace = pods.namespace if machine.machine else ""
     user = (namespace,) if namespace else ()
     return Shape(
-        key=_hash((resources, terms, tolerations, wishes, count, per_node, *(rules if any(rules) else ()), *inside, *user)),
+        key=_hash(
+            (resources, terms, tolerations, wishes, count, per_node, *(rules if any(rules) else ()), *inside, *user)
+        ),
         object=pods.object,
         count=count,
         per_node=per_node,
