@@ -250,7 +250,7 @@ def test_the_fleet_knows_who_may_use_slots() -> None:
 def improved(world: World, tick: int) -> list[int]:
     rows = world.writer.fleet.improved_since(tick)
     assert rows is not None
-    return rows.tolist()
+    return [int(row) for row in rows]
 
 
 def test_an_older_worker_changes_nothing() -> None:
