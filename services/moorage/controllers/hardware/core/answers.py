@@ -203,7 +203,7 @@ class HardwareAnswers:
 
 def _unreported_cores(app: ShapedApp, objects: Sequence[str], count: int) -> Warn:
     """Warns of clusters that do not report whether whole cores are exclusive. They are not refused."""
-    text = f"{count} clusters that have room for {app.name} report no CPU manager"
+    text = f"clusters that have room for {app.name} but report no CPU manager: {count}"
     return Warn(
         code="ExclusiveCoresUnknown",
         message=f"{text}; the whole cores of {', '.join(objects)} may not be exclusive there",
