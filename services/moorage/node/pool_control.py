@@ -32,7 +32,6 @@ class PoolControl:
 
     async def run(self) -> None:
         """Measures and decides, for ever. Without a controller in the policy it does nothing."""
-        loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(INTERVAL)
             spec = self._agent.policy.policy.spec.controller
@@ -41,13 +40,14 @@ class PoolControl:
                 continue
             if self._controller is None or self._controller[0] != spec:
                 self._controller = spec, PoolController(spec, self._agent.machine.cpus)
-            await self._decide(self._controller[1], loop.time())
+            await self._decide(self._controller[1])
 
-    async def _decide(self, controller: PoolController, now: float) -> None:
+    async def _decide(self, controller: PoolController) -> None:
         cpu = self._agent.cpu
         assert cpu is not None
         pools = cpu.pools()
-        wanted = controller.decide(now, pools, await self._loads(pools, now))
+        loads = await self._loads(pools)
+        wanted = controller.decide(asyncio.get_running_loop().time(), pools, loads)
         if not wanted:
             return
         whole, exclusive = cpu.whole_pools(), cpu.exclusive
@@ -59,8 +59,9 @@ class PoolControl:
             return
         log.info("pools were changed by their load", pools={name: cpus.bit_count() for name, cpus in wanted.items()})
 
-    async def _loads(self, pools: dict[str, Pool], now: float) -> dict[str, PoolLoad]:
+    async def _loads(self, pools: dict[str, Pool]) -> dict[str, PoolLoad]:
         """Returns the load of each pool since the last measurement; nothing for those that cannot be measured."""
+        loop = asyncio.get_running_loop()
         used: dict[str, float] = defaultdict(float)
         waited: dict[str, float | None] = {}
         spans: dict[str, float] = {}
@@ -68,20 +69,22 @@ class PoolControl:
         for record in list(self._agent.index.live()):
             pool = self._agent.pool_of(record.uid, record.name)
             cgroup = await self._agent.reader.cgroup(record) if pool in pools else None
+            read_at = loop.time()  # on a busy node it takes a while to get there
             usage = cgroup.usage(_THREADS) if cgroup is not None else None
             if usage is None or not pool:
                 continue
-            after[record.id] = now, usage
+            after[record.id] = read_at, usage
             if (before := self._before.get(record.id)) is None:
                 continue
-            spans[pool] = max(spans.get(pool, 0.0), now - before[0])
+            span = read_at - before[0]
+            spans[pool] = max(spans.get(pool, 0.0), span)
             used[pool] += max(0.0, usage.cpu - before[1].cpu)
             if usage.waited is not None and before[1].waited is not None:
-                wait = max(0.0, usage.waited - before[1].waited) / max(now - before[0], 0.001)
+                wait = max(0.0, usage.waited - before[1].waited) / max(span, 0.001)
                 waited[pool] = max(waited.get(pool) or 0.0, wait)
         self._before = after
         return {
-            name: PoolLoad(used[name] / (max(1, pools[name].cpus.bit_count()) * span), waited.get(name), now)
+            name: PoolLoad(used[name] / (max(1, pools[name].cpus.bit_count()) * span), waited.get(name), loop.time())
             for name, span in spans.items()
             if span > 0
         }
