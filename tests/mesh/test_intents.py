@@ -572,12 +572,17 @@ async def test_all_refusals_have_one_form(mesh: Mesh, monkeypatch: pytest.Monkey
     monkeypatch.setattr("moorage.intents.store.GroupStore.apply", broken)
     refusal(await mesh.apply(application()), 500, "Internal")
 
+    go = asyncio.Event()
+
     async def slow(*_: Any, **__: Any) -> Any:
-        await asyncio.sleep(1)
+        await go.wait()
         raise Refused(conflict("it was slow"))
 
     monkeypatch.setattr("moorage.intents.store.GroupStore.apply", slow)
-    answers = await asyncio.gather(*(mesh.apply(application(f"a{n}")) for n in range(520)))
+    asks = [asyncio.ensure_future(mesh.apply(application(f"a{n}"))) for n in range(520)]
+    await until(lambda: sum(ask.done() for ask in asks) >= 8)
+    go.set()
+    answers = await asyncio.gather(*asks)
     busy = [a for a in answers if a["problem"]["code"] == "Busy"]
     assert len(busy) >= 8
     refusal(busy[0], 503, "Busy")

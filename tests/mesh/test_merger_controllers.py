@@ -249,20 +249,20 @@ async def test_a_contested_decision_keeps_the_deadline(open_mergers: OpenMergers
         return timing
 
     async def slow(_: Incoming) -> Answer:
-        await asyncio.sleep(0.6)
+        await asyncio.sleep(2)
         return Answer()
 
     async with open_mergers(lambda: {f"lab/c-{i}": [node(cpu="2"), node(cpu="2")] for i in range(4)}, mergers=3) as s:
         for merger in s.mergers:
             merger.decider.decide = timed(merger.decider.decide)
-        await s.controller("slow", slow, policy="required", deadline_ms=700)
-        await s.controller("hpa", None, policy="required", deadline_ms=700)
+        await s.controller("slow", slow, policy="required", deadline_ms=2300)
+        await s.controller("hpa", None, policy="required", deadline_ms=2300)
         names = [f"g-{i}" for i in range(40)]
         await s.decide(*(revision(name, at=f"{i:03}") for i, name in enumerate(names)))
         await until(lambda: len([n for n in names if any(a.phase == "Placed" for a in s.attempts(n))]) == 16, 60)
         await until(lambda: all(s.attempts(name) for name in names), 60)
-        # Forty groups at once on a busy machine: a second round of asks would take another 600 ms.
-        assert max(took) < 0.7 + 0.05 + 0.4
+        # Forty groups at once on a busy machine: a second round of asks would take another 2 s.
+        assert max(took) < 2.3 + 0.05 + 1.5
 
 
 def answering(data: bytes) -> Callable[[Incoming], Awaitable[bytes]]:
@@ -306,26 +306,26 @@ async def test_deadlines_hold_when_controllers_are_dead(open_mergers: OpenMerger
         for i in range(4):
 
             async def slow(incoming: Incoming) -> Answer:
-                await asyncio.sleep(0.15)
+                await asyncio.sleep(0.5)
                 return await allow_only("lab/c-0", "lab/c-1")(incoming)
 
-            await s.controller(f"slow-{i}", slow, deadline_ms=250)
-        await s.controller("dead", silent, deadline_ms=300)
+            await s.controller(f"slow-{i}", slow, deadline_ms=900)
+        await s.controller("dead", silent, deadline_ms=1000)
         loop = asyncio.get_running_loop()
         took: list[float] = []
-        while not took or (min(took) > 0.35 and len(took) < 6):  # other processes of this machine may use part of it
+        while not took or (min(took) > 1.2 and len(took) < 6):  # other processes of this machine may use part of it
             name = f"g{len(took)}"
             started = loop.time()
             await s.bus.publish(subjects.GROUPS_DECIDE, Decide(record=revision(name)))
             await s.attempt(name, "Placed")
             took.append(loop.time() - started)
-        assert min(took) <= 0.38, took
+        assert min(took) <= 1.5, took
         started = loop.time()
         await s.bus.publish(
             subjects.GROUPS_DECIDE, Decide(record=revision("huge", ShapedApp(name="a", shapes=[shape(64000)])))
         )
         pending = await s.attempt("huge", "Pending")
-        assert loop.time() - started <= 2.1, "asking for reasons stays within the largest deadline too"
+        assert loop.time() - started <= 3.5, "asking for reasons stays within the largest deadline too"
         assert {a.name: a.outcome for a in pending.controllers}["dead"] == "timeout"
 
 
