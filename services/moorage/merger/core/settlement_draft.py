@@ -15,7 +15,7 @@ from moorage.fleet import Fleet
 from moorage.ledger import ActiveClaim, CountedClaim, Family, Ledger, NodeAmounts
 from moorage.ledger.families import FamilyNodes, add, beyond, places_by_node
 from moorage.ledger.families import Place as FamilyPlace
-from moorage.ledger.part_moves import follow_parts, parts_moved, same_slots
+from moorage.ledger.part_moves import NamedByNode, follow_parts, parts_moved, same_slots
 from moorage.model.claims import Claim, Slot, claim_id
 from moorage.model.groups import Revision
 from moorage.model.machine_slots import machine_of, uses_slots, without_slots
@@ -160,14 +160,19 @@ class Draft:
         """Returns a claim with its pods, and the parts that these have. Slots do not follow pods to devices that failed."""
         slots = self.active[ident].claim.slots
         counted = CountedClaim.reported(slots, ident, self.cid, self.fleet)
-        followed = counted.named
-        if followed and (left := self.failures(ident).left):
-            runs = ((node, [run for run in told if left.keys().isdisjoint(run[0])]) for node, told in followed.items())
-            followed = {node: kept for node, kept in runs if kept}
+        followed = self._followed(ident, counted.named)
         if not followed or not parts_moved(slots, followed):
             return counted
         self.parts_moved = True
         return counted._replace(slots=follow_parts(slots, followed))
+
+    def _followed(self, ident: str, named: NamedByNode) -> NamedByNode:
+        """Returns what pods of a claim take of parts, without those that have devices that failed."""
+        left = self.failures(ident).left if named else None
+        if not left:
+            return named
+        runs = ((node, [run for run in told if left.keys().isdisjoint(run[0])]) for node, told in named.items())
+        return {node: kept for node, kept in runs if kept}
 
     def failures(self, ident: str) -> ClaimFailures:
         """Returns what failures of devices mean for a claim."""
@@ -453,9 +458,12 @@ class Draft:
         for place in self.places:
             for ident in place.members if not place.dropped else ():
                 expected.setdefault(ident, []).append(place.slot(ident))
+        arrived = {ident for place in self.places if place.stray for ident in place.members}
         for ident, active in self.active.items():
             before = active.claim.slots
-            slots = [*self.covered[ident], *expected.get(ident, ())]
+            slots: Sequence[Slot] = [*self.covered[ident], *expected.get(ident, ())]
+            if ident in arrived:
+                slots = follow_parts(slots, self._followed(ident, self.fleet.pods.named(ident, self.cid)))
             if slots != before and not same_slots(slots, before):
                 result[ident] = merged_slots(slots)
         return result
