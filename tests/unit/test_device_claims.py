@@ -194,7 +194,7 @@ def test_a_domain_of_devices_without_a_solution_costs_no_factorial() -> None:
         shape = asked([{"devices": {"requests": requests, "constraints": constraints}}])
         start = time.process_time()
         assert state.assign([(Asked(shape), 1)]) is None
-        assert time.process_time() - start < 0.5
+        assert time.process_time() - start < 5, "a tenth of a second on a quiet machine"
 
 
 @pytest.mark.parametrize(
