@@ -14,7 +14,8 @@ from moorage.model.part_requests import OneZone, PartGroup, PropertyCondition, P
 from moorage.model.shapes import Shape
 from moorage.parts import NAMELESS, Budget, Group, Inventory, Request, SameSubtree, pod_request
 from moorage.parts.forest import Take
-from moorage.parts.node_assignment import NodePart, NodeTree, PodShare, assign_on_node
+from moorage.parts.node_assignment import PodShare, assign_on_node
+from moorage.parts.pod_choices import NodePart, NodeTree
 
 CLASSES = ["cpu", "GPU", "VF"]
 TRAITS = ["T0", "T1"]

@@ -17,7 +17,8 @@ from moorage.parts import Budget, Request
 from moorage.parts.arrivals import can_hold, most_equal_pods, starting
 from moorage.parts.inside import Layout, part_id
 from moorage.parts.kubelet import Alignment, Kubelet, Step, ZoneAmounts
-from moorage.parts.node_assignment import NodePart, NodeTree, PodShare, assign_on_nodes
+from moorage.parts.node_assignment import PodShare, assign_on_nodes
+from moorage.parts.pod_choices import NodePart, NodeTree
 
 from .asked_parts import Asked
 from .budget import BudgetExceeded

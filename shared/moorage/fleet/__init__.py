@@ -19,7 +19,8 @@ from .normalize import (
     with_devices,
     with_parts_of,
 )
-from .parts import FleetParts, PartClass
+from .part_class import PartClass
+from .parts import FleetParts
 from .redis_store import FAILURES, FleetStore, GenerationChanged, StoreSuperseded, still_wanted
 from .writer import FleetFlush, FleetWriter
 

@@ -19,7 +19,8 @@ from moorage.parts.identities import may_select, names_identity
 from moorage.parts.inside import part_id
 
 from .fleet import Fleet
-from .parts import FleetParts, PartClass
+from .part_class import PartClass
+from .parts import FleetParts
 
 Rows = NDArray[np.int64]
 Mask = NDArray[np.bool_]

@@ -12,7 +12,7 @@ claimed of it is claimed of all these rows; all but one are marked as copies, so
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, overload
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,246 +21,13 @@ from moorage.classes import Selector
 from moorage.collections.blocks import Blocks, grown, spread
 from moorage.parts import PropertyTable
 from moorage.parts.device_parts import MARK
-from moorage.parts.inside import Layout, check_identities, common_source, consumptions, layout_of
+from moorage.parts.inside import consumptions
 from moorage.parts.interning import SetTable
 
-Rows = NDArray[np.int64]
+from .part_class import PartClass, Rows
+from .part_layouts import PartLayouts
+
 _NO_ROWS: Rows = np.empty(0, np.int64)
-
-
-class PartClass:
-    """The inventories of one class: a run for each cluster, in the order of the parts' rows. Row -1 is an empty entry."""
-
-    COLUMNS = ("row", "capacity", "used", "claimed", "min_unit", "max_unit", "step_size", "of_node")
-    __slots__ = (*COLUMNS, "_blocks", "_runs")
-
-    def __init__(self) -> None:
-        self._blocks = Blocks()
-        self._runs: dict[int, tuple[int, int]] = {}
-        self.row: Rows = np.empty(0, np.int64)
-        self.capacity: Rows = np.empty(0, np.int64)
-        self.used: Rows = np.empty(0, np.int64)  # as reported
-        self.claimed: Rows = np.empty(0, np.int64)
-        self.min_unit: Rows = np.empty(0, np.int64)
-        self.max_unit: Rows = np.empty(0, np.int64)
-        self.step_size: Rows = np.empty(0, np.int64)
-        self.of_node: NDArray[np.bool_] = np.empty(0, np.bool_)  # what is taken is taken of the node, too
-
-    @property
-    def n(self) -> int:
-        """Returns the number of entries, empty ones among them."""
-        return self._blocks.top
-
-    def with_room(self, amount: int) -> Rows:
-        """Returns the rows of which `amount` can be taken now, not regarding what they consume of their ancestors."""
-        top = self.n
-        row, step = self.row[:top], self.step_size[:top]
-        ok = self.used[:top] + self.claimed[:top] + amount <= self.capacity[:top]
-        ok &= (row >= 0) & (self.min_unit[:top] <= amount) & (self.max_unit[:top] >= amount)
-        ok &= amount % np.maximum(step, 1) == 0
-        return row[ok]
-
-    def run(self, cluster: int) -> slice:
-        """Returns where the entries of a cluster are."""
-        start, count = self._runs.get(cluster, (0, 0))
-        return slice(start, start + count)
-
-    def having(self, cluster: int, rows: Rows) -> tuple[Rows, Rows]:
-        """Returns those of a cluster's rows that have the class, and their entries."""
-        run = self.run(cluster)
-        if run.stop == run.start:
-            return _NO_ROWS, _NO_ROWS
-        at = run.start + np.minimum(np.searchsorted(self.row[run], rows), run.stop - run.start - 1)
-        there = self.row[at] == rows
-        return rows[there], at[there]
-
-    def positions(self, cluster: int, rows: Rows) -> Rows:
-        """Returns the entries of rows of a cluster that all have the class."""
-        run = self.run(cluster)
-        places: Rows = run.start + np.searchsorted(self.row[run], rows)
-        return places
-
-    def position(self, cluster: int, row: int) -> int | None:
-        """Returns the entry of a row; None if the part does not have the class."""
-        run = self.run(cluster)
-        at = run.start + int(np.searchsorted(self.row[run], row))
-        return at if at < run.stop and self.row[at] == row else None
-
-    def write(self, cluster: int, **columns: NDArray[Any]) -> None:
-        """Replaces the entries of a cluster. Nothing is claimed of them."""
-        start, had = self._runs.pop(cluster, (0, 0))
-        if had:
-            self.row[start : start + had] = -1
-            self._blocks.give(start, Blocks.length_for(had))
-        count = len(columns["row"])
-        if not count:
-            return
-        start = self._blocks.take(Blocks.length_for(count))
-        if self._blocks.top > len(self.row):
-            length = max(self._blocks.top, len(self.row) * 5 // 4, 64)
-            for name in self.COLUMNS:
-                setattr(self, name, grown(getattr(self, name), length, -1 if name == "row" else 0))
-        here = slice(start, start + count)
-        self._runs[cluster] = start, count
-        self.claimed[here] = 0
-        for name, values in columns.items():
-            getattr(self, name)[here] = values
-
-
-class _Columns:
-    """Columns of equal length that are appended to."""
-
-    def __init__(self, *names: str) -> None:
-        self.n = 0
-        self.columns: dict[str, Rows] = dict.fromkeys(names, _NO_ROWS)
-
-    def append(self, rows: Sequence[Sequence[int]]) -> None:
-        """Appends rows that have a value for each column, in their order."""
-        first, self.n = self.n, self.n + len(rows)
-        if not rows:
-            return
-        for (name, column), values in zip(self.columns.items(), np.array(rows, np.int64).T, strict=True):
-            if self.n > len(column):
-                column = self.columns[name] = grown(column, max(self.n, 2 * len(column), 64))
-            column[first : self.n] = values
-
-    def __getitem__(self, name: str) -> Rows:
-        return self.columns[name]
-
-
-class _LayoutList(Sequence[Layout]):
-    """Layouts by number, without the identities of devices. They are read again when they are needed."""
-
-    def __init__(self) -> None:
-        self._sources: list[bytes] = [b""]
-
-    def append(self, source: bytes) -> None:
-        self._sources.append(source)
-
-    def __len__(self) -> int:
-        return len(self._sources)
-
-    @overload
-    def __getitem__(self, number: int) -> Layout: ...
-    @overload
-    def __getitem__(self, number: slice) -> list[Layout]: ...
-    def __getitem__(self, number: int | slice) -> Layout | list[Layout]:
-        found = self._sources[number]
-        return layout_of(found) if isinstance(found, bytes) else [layout_of(source) for source in found]
-
-
-class _Common(NamedTuple):
-    """What layouts have in common that differ only in the identities of devices. `number`: of the first of them."""
-
-    source: bytes
-    devices: int
-    columns: tuple[int, ...]
-    number: int
-
-
-class _Layouts:
-    """The columns of all layouts, one after the other. Number 0 is a node without parts. Layouts that differ only in the
-    identities of devices share their columns, which do not have these."""
-
-    def __init__(self) -> None:
-        self.found = _LayoutList()
-        self.sources: list[bytes] = [b""]
-        self.any_aligns = False  # the kubelet of a node does
-        self.extended_resources: set[str] = set()  # that a DeviceClass serves on some node, or has served
-        self.any_gives_exclusive = False  # the agent of a node gives CPUs of zones
-        self._layouts = _Columns("first", "size", "first_entry", "entries", "aligns", "shares", "common")
-        self._layouts.append([(0, 0, 0, 0, 0, 0, 0)])
-        self._common: dict[bytes, _Common] = {}  # by source without identities
-        self.part = _Columns(
-            "parent", "leave", "kind", "traits", "aggregates", "properties", "healthy", "unit", "unit_size"
-        )
-        self.entry = _Columns("part", "resource", "capacity", "min_unit", "max_unit", "step_size", "of_node")
-
-    @property
-    def first(self) -> Rows:
-        """Returns, by number, the first of the layout's rows in `part`."""
-        return self._layouts["first"]
-
-    @property
-    def size(self) -> Rows:
-        return self._layouts["size"]
-
-    @property
-    def first_entry(self) -> Rows:
-        return self._layouts["first_entry"]
-
-    @property
-    def entries(self) -> Rows:
-        """Returns, by number, how many inventories the layout has."""
-        return self._layouts["entries"]
-
-    @property
-    def common(self) -> Rows:
-        """Returns, by number, the first number of those that differ only in the identities of devices."""
-        return self._layouts["common"]
-
-    def own(self, number: int) -> Layout:
-        """Returns a layout with the identities of its devices."""
-        return layout_of(self.sources[number])
-
-    @property
-    def aligns(self) -> NDArray[np.bool_]:
-        """Returns, by number, whether the kubelet of such nodes aligns pods with zones."""
-        found: NDArray[np.bool_] = self._layouts["aligns"][: self._layouts.n] > 0
-        return found
-
-    @property
-    def shares(self) -> Rows:
-        """Returns, by number, how many parts of the layout other nodes reach, too."""
-        return self._layouts["shares"]
-
-    def append(self, source: bytes, parts: FleetParts) -> None:
-        source_in_common = common_source(source)
-        common = self._common.get(source_in_common)
-        if common is None:
-            layout = layout_of(source_in_common)
-            columns = self._append_columns(layout, parts)
-            common = _Common(source_in_common, len(layout.inside.devices), columns, len(self.sources))
-            self._common[source_in_common] = common
-        check_identities(source, common.devices)
-        self._layouts.append([(*common.columns, common.number)])
-        self.found.append(common.source)
-        self.sources.append(source)
-
-    def _append_columns(self, layout: Layout, parts: FleetParts) -> tuple[int, ...]:
-        self.any_aligns |= layout.aligns
-        self.any_gives_exclusive |= layout.gives_exclusive
-        self.extended_resources |= layout.inside.extended_resources
-        leave = list(range(1, len(layout.parts) + 1))
-        for i in range(len(layout.parts) - 1, 0, -1):
-            above = layout.parts[i].parent
-            if above >= 0:
-                leave[above] = max(leave[above], leave[i])
-        first, first_entry = self.part.n, self.entry.n
-        self.part.append(
-            [
-                (
-                    found.parent,
-                    end,
-                    parts.kind_number(found.kind),
-                    parts.traits.number(found.traits),
-                    parts.aggregates.number(found.aggregates),
-                    parts.properties.number(found.properties),
-                    found.healthy,
-                    parts.class_number(found.unit[0]) if found.unit[0] else -1,
-                    found.unit[1],
-                )
-                for found, end in zip(layout.parts, leave, strict=True)
-            ]
-        )
-        self.entry.append([self._entry(layout, at, resource, parts) for at, resource in layout.entries])
-        return first, len(layout.parts), first_entry, len(layout.entries), int(layout.aligns), len(layout.shared)
-
-    def _entry(self, layout: Layout, at: int, resource: str, parts: FleetParts) -> tuple[int, ...]:
-        inventory = layout.parts[at].inventories[resource]
-        of_node = any(not take.part for take in layout.parts[at].consumes.get(resource, ()))
-        limits = inventory.min_unit, inventory.max_unit, inventory.step_size
-        return at, parts.class_number(resource), inventory.capacity, *limits, of_node
 
 
 class _Block(NamedTuple):
@@ -311,7 +78,7 @@ class FleetParts:
         #: Of devices: the number of the class that counts them, and how much of it is one. -1: no device, or one that is divided.
         self.unit: NDArray[np.int32] = np.empty(0, np.int32)
         self.unit_size: Rows = np.empty(0, np.int64)
-        self.layouts = _Layouts()
+        self.layouts = PartLayouts()
         self._kind_numbers: dict[str, int] = {}
         self._class_numbers: dict[str, int] = {}
         self._blocks = Blocks()
@@ -445,7 +212,7 @@ class FleetParts:
         """Keeps only these layouts, whose numbers are their places in the list. Returns the list."""
         place = {source: number for number, source in enumerate(sources)}
         numbers = np.array([place.get(source, 0) for source in self.layouts.sources], np.int32)
-        self.layouts, self.properties = _Layouts(), PropertyTable()  # of which many may be of devices that are gone
+        self.layouts, self.properties = PartLayouts(), PropertyTable()  # of which many may be of devices that are gone
         self.learn(sources[1:])
         table = self.layouts
         for cluster, block in self._clusters.items():
