@@ -13,7 +13,7 @@ from moorage.fleet.redis_store import FAILURES, FleetStore, GenerationChanged
 from moorage.ledger import LOG, CountedClaim, Family, Ledger, decode_commit, open_room, read_snapshot
 from moorage.model.claims import Commit, Decision, Settlement
 from moorage.model.slots import Slot, resource_of_part
-from moorage.parts.inside import part_id
+from moorage.parts.layout import part_id
 
 #: Cluster → node → resource → the largest sum of claims.
 Room = Mapping[str, Mapping[str, Mapping[str, int]]]

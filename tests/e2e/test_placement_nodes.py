@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from moorage.parts.inside import provider_uuid
+from moorage.parts.layout import provider_uuid
 from moorage_testkit.mesh import Mesh
 from moorage_testkit.mesh_client import eventually
 from moorage_testkit.placement_client import PlacementClient

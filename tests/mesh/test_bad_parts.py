@@ -9,7 +9,7 @@ import pytest
 
 from moorage.bus import subjects
 from moorage.fleet import Fleet
-from moorage.parts.inside import MAX_PARTS
+from moorage.parts.layout import MAX_PARTS
 from moorage_testkit.inventory_harness import InventoryHarness
 from moorage_testkit.polling import until
 

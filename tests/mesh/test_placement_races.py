@@ -14,7 +14,7 @@ from moorage.ledger import keep_capacity, open_ledger
 from moorage.model.part_requests import PartGroup, SameSubtree
 from moorage.model.reports import NodeReport
 from moorage.model.shapes import Shape, ShapedApp
-from moorage.parts.inside import provider_uuid
+from moorage.parts.layout import provider_uuid
 from moorage.placement.core import allocations, inventories, providers
 from moorage.placement.core.call import Answer, Call
 from moorage.placement.core.errors import Refused

@@ -9,7 +9,8 @@ from moorage.cel.devices import version
 from moorage.classes import BUILT_IN_ONLY, BUILT_IN_SOURCES, compile_class, device_class
 from moorage.model.part_reports import DeviceReport, PropertyValue, Typed
 from moorage.model.resource_classes import PropertyRequirement, PropertySelectorTerm, ResourceClassSpec
-from moorage.parts.inside import Inside, encode, layout_of
+from moorage.parts.inside import Inside, encode
+from moorage.parts.layout import layout_of
 
 NVIDIA, OTHER = "gpu.nvidia.com", "nic.example.com"
 

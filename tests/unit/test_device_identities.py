@@ -18,7 +18,8 @@ from moorage.model.part_requests import AttributeRelation, DeviceAsk, PartGroup,
 from moorage.model.reports import NodeReport
 from moorage.model.shapes import Shape
 from moorage.parts import identities
-from moorage.parts.inside import Inside, common_layout, decode, encode, layout_of
+from moorage.parts.inside import Inside, decode, encode
+from moorage.parts.layout import common_layout, layout_of
 
 CLUSTERS, NODES, DEVICES = 3, 2, 3
 #: Few values, so that devices of several nodes have the same.

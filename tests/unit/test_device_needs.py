@@ -24,7 +24,8 @@ from moorage.model.problems import Refused
 from moorage.model.shapes import PODS, NeedRef, OptionalNeed, Shape
 from moorage.model.v2_resources import KINDS
 from moorage.parts.device_parts import named_devices
-from moorage.parts.inside import Inside, encode, layout_of
+from moorage.parts.inside import Inside, encode
+from moorage.parts.layout import layout_of
 
 NEED = "spec.apps[0].consumers[0].needs[0]"
 TOPOLOGY = "spec.apps[0].consumers[0].topology"

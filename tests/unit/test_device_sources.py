@@ -28,7 +28,7 @@ from moorage.model.resource_classes import (
 )
 from moorage.model.shapes import Shape
 from moorage.model.slots import taken_by
-from moorage.parts.inside import InnerPart, layout_of
+from moorage.parts.layout import InnerPart, layout_of
 
 GI = 1 << 30
 

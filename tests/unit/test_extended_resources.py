@@ -23,7 +23,7 @@ from moorage.model.part_requests import PodContainer
 from moorage.model.reports import NodeReport
 from moorage.model.shapes import Shape, ShapedApp
 from moorage.model.slots import Slot
-from moorage.parts.inside import common_layout
+from moorage.parts.layout import common_layout
 from moorage.patcher.core.device_pins import DevicePins, class_needs
 from moorage.podspec import CLASS_OF_PIN, PIN_PREFIX, PINNED_DEVICES
 from moorage.podspec.extended_resources import extended_needs

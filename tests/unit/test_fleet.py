@@ -15,7 +15,8 @@ from moorage.fleet.delta import HOST, READY, UNSCHEDULABLE, FleetDelta, decode
 from moorage.model.part_reports import ProviderReport, ZoneReport
 from moorage.model.reports import Taint
 from moorage.model.shapes import EXCLUSIVE
-from moorage.parts.inside import Inside, encode, layout_of
+from moorage.parts.inside import Inside, encode
+from moorage.parts.layout import layout_of
 from moorage.podspec.host_ports import EVERY_IP, PREFIX
 from moorage_testkit.fleets import fleet_of, node, writer_of
 

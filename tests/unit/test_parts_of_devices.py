@@ -16,7 +16,7 @@ from moorage.model.part_requests import PartGroup, PropertyCondition
 from moorage.model.reports import NodeReport
 from moorage.model.shapes import Shape, ShapedApp
 from moorage.model.slots import resource_of_part
-from moorage.parts.inside import layout_of, part_id
+from moorage.parts.layout import layout_of, part_id
 from moorage_testkit.fleets import fleet_of, two_zones
 
 DRIVER, CLASS = "gpu.example.com", "GPU_EXAMPLE_COM"

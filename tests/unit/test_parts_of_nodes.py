@@ -8,7 +8,8 @@ from moorage.fleet import ExcerptFleet, Fleet, FleetChange, FleetWriter, copy_of
 from moorage.model.part_reports import InventoryReport, ProviderReport, ZoneReport, ZoneReserve
 from moorage.model.slots import resource_of_part
 from moorage.parts.forest import Take
-from moorage.parts.inside import MAX_PARTS, Inside, Layout, encode, layout_of
+from moorage.parts.inside import Inside, encode
+from moorage.parts.layout import MAX_PARTS, Layout, layout_of
 from moorage_testkit.fleets import fleet_of, node, provider, two_zones
 
 

@@ -11,7 +11,7 @@ from moorage.fleet import normalize_node
 from moorage.model.part_reports import Typed
 from moorage.model.problems import Refused
 from moorage.model.reports import NodeReport
-from moorage.parts.inside import layout_of
+from moorage.parts.layout import layout_of
 from moorage.sim.core.fleet_documents import decode, expand
 
 GPU: dict[str, Any] = {

@@ -13,7 +13,7 @@ from moorage.fleet import normalize_node
 from moorage.model.part_reports import TopologyManager
 from moorage.model.problems import Refused
 from moorage.model.reports import NodeReport
-from moorage.parts.inside import layout_of
+from moorage.parts.layout import layout_of
 from moorage.sim.core.cluster import SimulatedCluster
 from moorage.sim.core.cluster_spec import initial_usage
 from moorage.sim.core.fleet_documents import decode, expand

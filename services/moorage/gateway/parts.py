@@ -18,7 +18,7 @@ from moorage.model.slots import part_and_class, resource_of_part
 from moorage.parsing import CAPACITY_MAX, format_amount
 from moorage.parts.device_parts import path_in_layout
 from moorage.parts.forest import Inventory
-from moorage.parts.inside import ANY, Layout, part_id, path_of, provider_uuid
+from moorage.parts.layout import ANY, Layout, part_id, path_of, provider_uuid
 
 from .authorization import caller_of
 from .clusters import claims_on, known_cluster

@@ -12,8 +12,8 @@ from moorage.model.shapes import EXCLUSIVE, Shape
 from moorage.parts import Request, needs_one_zone, pod_request
 from moorage.parts.device_slots import class_name, of_identity, reads_identities
 from moorage.parts.identities import may_select, names_identity
-from moorage.parts.inside import Layout
 from moorage.parts.kubelet import Alignment, TopologyManager, aligned_steps, alignment
+from moorage.parts.layout import Layout
 from moorage.parts.role_request import cores_alone, role_group, with_cores_of_zones, with_role_of
 
 from .protocols import Rows

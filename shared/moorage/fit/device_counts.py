@@ -13,7 +13,7 @@ from moorage.model.shapes import Shape
 from moorage.parts.device_parts import unit_of
 from moorage.parts.device_slots import selected_devices
 from moorage.parts.device_table import tolerated
-from moorage.parts.inside import InnerPart, Layout, part_id
+from moorage.parts.layout import InnerPart, Layout, part_id
 
 from .asked_parts import Asked
 from .device_rows import entries_of

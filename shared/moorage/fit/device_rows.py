@@ -21,7 +21,7 @@ from moorage.model.part_reports import PropertyValue
 from moorage.model.part_requests import DeviceAsk, PartGroup, PropertySelector
 from moorage.model.shapes import Shape
 from moorage.parts.device_parts import unit_of
-from moorage.parts.inside import InnerPart, Layout
+from moorage.parts.layout import InnerPart, Layout
 
 from .class_scope import selector_in, without_identities
 from .cluster_fit import changed_clusters, rows_of_clusters

@@ -13,7 +13,7 @@ from moorage.model.part_requests import DeviceAsk, PartGroup, PropertyCondition
 from moorage.model.shapes import Shape
 from moorage.parts.device_slots import class_name
 from moorage.parts.device_table import EMPTY, DeviceTable
-from moorage.parts.inside import part_id
+from moorage.parts.layout import part_id
 from moorage.parts.properties import Properties, meets
 
 from .asked_parts import Asked

@@ -13,7 +13,7 @@ from moorage.model.slots import PodPlace, part_and_class
 from moorage.parts import Budget
 from moorage.parts.device_parts import MARK
 from moorage.parts.device_slots import selected_devices
-from moorage.parts.inside import Layout, path_of
+from moorage.parts.layout import Layout, path_of
 from moorage.parts.node_assignment import FreePod, distribute_pods
 
 from .asked_parts import Asked, asks_parts

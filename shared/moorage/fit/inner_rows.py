@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from moorage.collections import LruDict, unique_rows
 from moorage.model.part_names import is_class
 from moorage.model.shapes import Shape
-from moorage.parts.inside import InnerPart, Layout, layout_of
+from moorage.parts.layout import InnerPart, Layout, layout_of
 from moorage.qos.role_locks import ROLE_LOCK, fits_beside
 
 from .asked_parts import Asked

@@ -15,8 +15,8 @@ from moorage.model.part_names import is_class
 from moorage.model.slots import STARTING, DeviceGrant, PartAmounts, PodParts, PodPlace
 from moorage.parts import Budget, Request
 from moorage.parts.arrivals import can_hold, most_equal_pods, starting
-from moorage.parts.inside import Layout, part_id
 from moorage.parts.kubelet import Alignment, Kubelet, Step, ZoneAmounts
+from moorage.parts.layout import Layout, part_id
 from moorage.parts.node_assignment import PodShare, assign_on_nodes
 from moorage.parts.pod_choices import NodePart, NodeTree
 

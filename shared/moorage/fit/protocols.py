@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from moorage.model.reports import Taint
 from moorage.model.shared_slots import SharedSlots
 from moorage.model.slots import PodParts
-from moorage.parts.inside import Layout
+from moorage.parts.layout import Layout
 
 Mask = NDArray[np.bool_]
 Ids = NDArray[np.intp]

@@ -10,8 +10,8 @@ from moorage.model.part_requests import PartGroup
 from moorage.model.shapes import EXCLUSIVE
 from moorage.parts.device_parts import COUNTERS
 from moorage.parts.device_table import DeviceTable, reads_identity
-from moorage.parts.inside import InnerPart, Layout
 from moorage.parts.kubelet import TopologyManager
+from moorage.parts.layout import InnerPart, Layout
 
 
 class StaticInside:

@@ -16,7 +16,7 @@ from moorage.classes import ALL_DEVICES, CLUSTER, KIND, NAME, NODE, ClassCatalog
 from moorage.collections.blocks import grown
 from moorage.model.part_reports import PropertyValue
 from moorage.parts.identities import may_select, names_identity
-from moorage.parts.inside import part_id
+from moorage.parts.layout import part_id
 
 from .fleet import Fleet
 from .part_class import PartClass

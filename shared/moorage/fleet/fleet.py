@@ -19,7 +19,7 @@ from moorage.model.reports import Taint
 from moorage.model.shapes import EXCLUSIVE
 from moorage.model.shared_slots import SharedSlots
 from moorage.model.slots import PodParts, part_and_class, part_resources, resource_of_part
-from moorage.parts.inside import Layout, layout_of, part_id, path_of
+from moorage.parts.layout import Layout, layout_of, part_id, path_of
 from moorage.podspec import is_host_port
 
 from . import delta

@@ -18,7 +18,9 @@ from moorage.model.slots import PartAmounts
 from moorage.parsing import CAPACITY_MAX, parse_amount
 from moorage.parts import inside as parts_inside
 from moorage.parts.device_parts import COUNTERS, named_counters, named_devices, path_in_layout
-from moorage.parts.inside import AddedNames, Inside, Layout, class_amount, common_layout, path_of
+from moorage.parts.inside import AddedNames, Inside
+from moorage.parts.layout import Layout, common_layout, path_of
+from moorage.parts.reported_amounts import class_amount
 from moorage.podspec import parse_host_port
 
 from .delta import HOST, READY, REJECTED, SEPARATOR, UNSCHEDULABLE

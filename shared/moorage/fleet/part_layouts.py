@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moorage.collections.blocks import grown
-from moorage.parts.inside import Layout, check_identities, common_source, layout_of
+from moorage.parts.inside import check_identities, common_source
+from moorage.parts.layout import Layout, layout_of
 
 from .part_class import Rows
 

@@ -21,8 +21,8 @@ from moorage.classes import Selector
 from moorage.collections.blocks import Blocks, grown, spread
 from moorage.parts import PropertyTable
 from moorage.parts.device_parts import MARK
-from moorage.parts.inside import consumptions
 from moorage.parts.interning import SetTable
+from moorage.parts.layout import consumptions
 
 from .part_class import PartClass, Rows
 from .part_layouts import PartLayouts

@@ -11,7 +11,7 @@ from moorage.fit.static_inside import StaticInside, consumed_entries
 from moorage.fleet import Fleet
 from moorage.model.claims import Claim
 from moorage.model.slots import part_and_class, resource_of_part
-from moorage.parts.inside import part_id
+from moorage.parts.layout import part_id
 from moorage.qos.role_locks import ROLE_LOCK, is_mixed
 
 

@@ -14,7 +14,7 @@ from moorage.merger.core.settle import is_unsettled
 from moorage.model.allocations import IN_COMMON, Consumer, ConsumerWrite
 from moorage.model.claims import Allocation
 from moorage.model.slots import resource_of_part
-from moorage.parts.inside import provider_uuid
+from moorage.parts.layout import provider_uuid
 from moorage.placement.core.call import Call, LongBody, finished
 from moorage.placement.core.candidates import listed
 from moorage.placement.core.state import State

@@ -19,7 +19,7 @@ from moorage.fleet.class_status import devices_in
 from moorage.kube.objects import Key
 from moorage.model.claims import Release, Withdrawal
 from moorage.parts import NAMELESS, SHARES, Budget, Forest, Group, Request, candidates
-from moorage.parts.inside import provider_uuid
+from moorage.parts.layout import provider_uuid
 from moorage.placement.core.reported_columns import ReportedColumns
 
 from .cluster import (

@@ -14,7 +14,7 @@ from moorage.model.part_reports import RoleKind, Typed
 from moorage.model.reports import NodeReport, Report
 from moorage.node.core.node_report import NodeDescription, NodeRows, Offered
 from moorage.node.node_capacity import capacity_of
-from moorage.parts.inside import Layout, layout_of
+from moorage.parts.layout import Layout, layout_of
 from moorage.qos.admission import Admitted
 from moorage.qos.device_reports import amounts_by_hint, amounts_told, device_reports
 from moorage.qos.machine import Machine, MemoryNode

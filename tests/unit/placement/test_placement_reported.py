@@ -26,7 +26,8 @@ from moorage.model.part_reports import (
 from moorage.model.reports import NodeReport, Taint
 from moorage.model.shapes import EXCLUSIVE
 from moorage.model.slots import PodPlace, Slot, resource_of_part, with_parts
-from moorage.parts.inside import AddedNames, provider_uuid
+from moorage.parts.inside import AddedNames
+from moorage.parts.layout import provider_uuid
 from moorage.placement.core import call
 from moorage.placement.core.call import Answer, Call
 from moorage.placement.core.errors import Refused

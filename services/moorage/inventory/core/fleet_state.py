@@ -23,8 +23,9 @@ from moorage.fleet import (
     with_devices,
 )
 from moorage.model.reports import NodeReport, Report, ReportReply
-from moorage.parts.inside import AddedNames, Inside, common_layout
+from moorage.parts.inside import AddedNames, Inside
 from moorage.parts.inside import decode as decode_inside
+from moorage.parts.layout import common_layout
 
 from .cluster_ids import ClusterIds, ClusterRecord
 from .cluster_reports import ClusterReports

@@ -17,7 +17,7 @@ from moorage.model.names import untoken
 from moorage.model.reports import AdmissionReport, NodeReport, Report
 from moorage.model.slots import PartAmounts
 from moorage.parsing import parse_amount
-from moorage.parts.inside import class_amount
+from moorage.parts.reported_amounts import class_amount
 
 from .report_sessions import ReportSession
 

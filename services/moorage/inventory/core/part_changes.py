@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from moorage.fleet import Fleet, NodeRow
-from moorage.parts.inside import Layout, layout_of, part_id
+from moorage.parts.layout import Layout, layout_of, part_id
 
 #: Ids that an event lists of each kind of change; it has the number of all of them.
 LISTED = 100

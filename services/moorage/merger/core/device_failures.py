@@ -17,7 +17,7 @@ from moorage.model.claims import Shortfall
 from moorage.model.part_reports import DeviceReport, DeviceTaint
 from moorage.model.part_requests import DeviceToleration
 from moorage.parts.device_table import tolerated
-from moorage.parts.inside import Layout, layout_of, part_id
+from moorage.parts.layout import Layout, layout_of, part_id
 
 #: Seconds for which a device may be missing in reports: drivers replace what they publish in several steps.
 GONE_AFTER = 2.0

@@ -14,7 +14,7 @@ from moorage.ledger.families import add
 from moorage.ledger.room import unclaimed_of
 from moorage.model.shared_slots import SharedSlots
 from moorage.model.slots import part_and_class, part_resources, resource_of_part
-from moorage.parts.inside import part_id
+from moorage.parts.layout import part_id
 
 _BOUNDLESS = 1 << 62
 

@@ -16,7 +16,7 @@ from moorage.model.part_names import is_class
 from moorage.model.shapes import EXCLUSIVE
 from moorage.model.slots import part_and_class, resource_of_part
 from moorage.parts import Forest
-from moorage.parts.inside import ANY, Layout, layout_of, part_id
+from moorage.parts.layout import ANY, Layout, layout_of, part_id
 
 from .records import Addition, Provider
 from .reported_columns import ReportedColumns, block_of, cluster_of

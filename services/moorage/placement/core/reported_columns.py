@@ -15,7 +15,7 @@ from moorage.model.shapes import EXCLUSIVE
 from moorage.parsing import CAPACITY_MAX
 from moorage.parts import Forest
 from moorage.parts.forest import UNLIMITED, ClassRows, Rows, TreeRows
-from moorage.parts.inside import ANY, part_id
+from moorage.parts.layout import ANY, part_id
 
 from .reported_devices import DeviceTable, is_counter, is_offered
 from .reported_names import (

@@ -19,7 +19,7 @@ from moorage.parts import Forest
 from moorage.parts.device_parts import COUNTERS, MARK
 from moorage.parts.device_parts import class_of as class_of_device
 from moorage.parts.forest import Rows
-from moorage.parts.inside import InnerPart, Layout
+from moorage.parts.layout import InnerPart, Layout
 
 _NANO = 10**9
 #: Begins the names of the classes that counters have here.

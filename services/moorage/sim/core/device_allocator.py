@@ -17,7 +17,7 @@ from moorage.model.part_requests import PartGroup, Relation
 from moorage.model.reports import NodeReport
 from moorage.model.shapes import Shape
 from moorage.parts.device_parts import class_of, id_of_device
-from moorage.parts.inside import layout_of
+from moorage.parts.layout import layout_of
 from moorage.podspec.device_claims import ClaimSpec, claim_needs
 
 

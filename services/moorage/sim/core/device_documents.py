@@ -12,7 +12,8 @@ from moorage.model.part_reports import CounterSetReport, DeviceReport, DeviceTai
 from moorage.model.problems import Violation
 from moorage.parsing import parse_bandwidth, parse_nanos
 from moorage.parts.device_parts import class_of, path_in_layout, unit_of
-from moorage.parts.inside import Inside, encode, layout_of, zone_id
+from moorage.parts.inside import Inside, encode, zone_id
+from moorage.parts.layout import layout_of
 
 Quantity = str | int | float
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", re.ASCII)

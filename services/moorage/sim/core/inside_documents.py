@@ -19,7 +19,9 @@ from moorage.model.part_reports import (
 from moorage.model.problems import Violation
 from moorage.parsing import format_amount
 from moorage.parts import kubelet
-from moorage.parts.inside import ANY, MAX_DEPTH, MAX_PARTS, InnerPart, Inside, class_amount, encode, layout_of, zone_id
+from moorage.parts.inside import Inside, encode, zone_id
+from moorage.parts.layout import ANY, MAX_DEPTH, MAX_PARTS, InnerPart, layout_of
+from moorage.parts.reported_amounts import class_amount
 from moorage.qos.topology_hints import TopologyPolicy, TopologyScope
 
 from .node_zones import NodeTopology, SimulatedZone
