@@ -19,9 +19,8 @@ from moorage.candidates import pack
 from moorage.classes import ClassCatalog
 from moorage.collections import LruDict
 from moorage.device_algorithms import DEFAULT
-from moorage.fit import Ids, Mask, PackingSolutions, asks_parts
+from moorage.fit import Ids, Mask, asks_parts
 from moorage.fit.device_rows import DeviceRows
-from moorage.fit.hard_packing import solve
 from moorage.fleet import Fleet
 from moorage.ledger import (
     Capacity,
@@ -51,8 +50,7 @@ from .core.class_binding import bound
 from .core.class_grants import forbidden_class
 from .core.class_quotas import within_quotas
 from .core.funnel import funnels
-from .core.propose import NameOrder, ProposalRefused, TriedChoices, propose
-from .core.recording import Recording
+from .core.propose import NameOrder, ProposalRefused
 from .core.responses import (
     NOT_ASKED,
     AskedAt,
@@ -62,12 +60,12 @@ from .core.responses import (
     gather,
     order_reasons,
     placement_masks,
-    refresh,
     steady_confinement,
 )
 from .durability import DurableRevisions
 from .events import placed
 from .metrics import DecisionMetrics
+from .proposer import SOLVE_SECONDS, Proposer
 from .recorder import Recorder
 
 #: Seconds that a decision may take beyond the largest deadline. Asking for reasons ends `_MARGIN` before that.
@@ -79,8 +77,6 @@ COMMIT_TRIES = 16
 BEHIND_TRIES = 3
 #: Seconds before they are asked again, while the change is on its way to them.
 _BEHIND_DELAY = 0.01
-#: Seconds that the solver may take for the hard packings of one proposal.
-SOLVE_SECONDS = 0.5
 #: Answers that are kept for controllers whose policy is stale-ok.
 _MAX_STALE = 2048
 _OVERTAKEN = ProposalRefused(
@@ -117,85 +113,6 @@ class Outcome:
     attempt: Attempt
     confined: Sequence[bytes | None] = ()
     outdated: bool = False
-
-
-class _Proposer:
-    """Makes decisions of one record from the newest state, and holds their room."""
-
-    def __init__(
-        self,
-        decider: Decider,
-        record: Revision,
-        results: ControllerResults,
-        based_on: int,
-        *,
-        is_simulated: bool = False,
-    ) -> None:
-        self._decider, self._record, self.results, self._based_on = decider, record, results, based_on
-        self._is_simulated = is_simulated
-        self._traceparent = tracing.traceparent()
-        self._solutions = PackingSolutions(decider.choose_nodes)
-        self.decision: Decision | None = None  # the last proposal, if it was not refused
-        self.refusal = ProposalRefused([])
-        self._tried: TriedChoices | None = None  # by the last proposal, if it is to be recorded
-        self.recording: Recording | None = None  # what the decision was made from
-
-    async def propose_solved(self, until: float) -> Decision | None:
-        """Proposes like `propose`, once packings that are too hard for it are solved off the event loop."""
-        return self._hold(await self.compute_solved(until))
-
-    def propose(self) -> Decision | None:
-        """Returns a decision whose room is held, or None after setting `refusal`."""
-        return self._hold(self._compute())
-
-    async def compute_solved(self, until: float) -> Decision | ProposalRefused:
-        """Computes a decision without holding its room, again once hard packings are solved off the event loop."""
-        loop = asyncio.get_running_loop()
-        proposal = self._compute()
-        while self._solutions.unsolved and (left := until - loop.time()) > 0:
-            unsolved = dict(self._solutions.unsolved)
-            self._solutions.add(await asyncio.to_thread(solve, unsolved, min(left, SOLVE_SECONDS)))
-            proposal = self._compute()
-        return proposal
-
-    def _compute(self) -> Decision | ProposalRefused:
-        decider = self._decider
-        self.results = refresh(self.results, decider.fleet)
-        self._tried = None if self._is_simulated or not decider.recorder.affordable else TriedChoices()
-        began = time.perf_counter()
-        proposal = propose(
-            self._record,
-            self.results,
-            decider.fleet,
-            decider.ledger,
-            decider.name_order,
-            new_id(),
-            self._solutions,
-            self._tried,
-        )
-        if not self._is_simulated:
-            decider.metrics.proposed(time.perf_counter() - began)
-        return proposal
-
-    def _hold(self, proposal: Decision | ProposalRefused) -> Decision | None:
-        if isinstance(proposal, ProposalRefused):
-            self.decision, self.refusal = None, proposal
-            return None
-        self.recording = self._recording_of(proposal)
-        proposal.traceparent, proposal.based_on = self._traceparent, self._based_on
-        self._decider.capacity.hold(proposal)
-        self.decision = proposal
-        return proposal
-
-    def _recording_of(self, proposal: Decision) -> Recording | None:
-        """Records what the proposal was made from, if there is time. Nothing may have changed since."""
-        if self._tried is None:
-            return None
-        decider, began = self._decider, time.thread_time()
-        state = decider.fleet, decider.ledger
-        taken = Recording.take(proposal, self._record, self.results, self._tried, *state, self._solutions)
-        decider.recorder.spent(time.thread_time() - began)
-        return taken
 
 
 class Decider:
@@ -426,7 +343,7 @@ class Decider:
         """Proposes and commits a decision. Returns None if there is nothing left to decide."""
         if (forbidden := forbidden_class(record, self.catalog.grants)) is not None:
             return ProposalRefused([forbidden])
-        proposer = _Proposer(self, record, results, based_on)
+        proposer = Proposer(self, record, results, based_on)
         for attempt in range(COMMIT_TRIES):
             # A withdrawal from after a forgotten commit may not be known any more: the hint counts as lost.
             if settled(self.ledger, record.group, record.revision) or self.ledger.is_forgotten(based_on):
@@ -509,7 +426,7 @@ class Decider:
         for _ in range(2):
             existing = existing_placement(record, self.fleet, self.ledger)
             results = await self.gather(record, cause, existing)
-            proposer = _Proposer(self, record, results, self.based_on, is_simulated=True)
+            proposer = Proposer(self, record, results, self.based_on, is_simulated=True)
             proposal = await proposer.compute_solved(loop.time() + SOLVE_SECONDS)
             if (reason := self._forbids(record, proposal)) is not None:
                 proposal = ProposalRefused([reason])
