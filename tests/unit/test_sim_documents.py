@@ -14,7 +14,7 @@ from moorage.model.part_reports import TopologyManager
 from moorage.model.problems import Refused
 from moorage.model.reports import NodeReport
 from moorage.parts.layout import layout_of
-from moorage.sim.core.cluster import SimulatedCluster
+from moorage.sim.core.cluster_rows import original_rows
 from moorage.sim.core.cluster_spec import initial_usage
 from moorage.sim.core.fleet_documents import decode, expand
 from moorage.sim.core.fleet_generator import KINDS, generate, kinds
@@ -86,7 +86,7 @@ def test_kind_and_version_may_be_left_out() -> None:
 
 def test_the_inside_of_nodes_is_reported_with_what_is_in_use() -> None:
     _, cluster = next(iter(expand(decode(FULL)).items()))
-    row = msgspec.json.decode(next(SimulatedCluster(cluster._replace(pods=())).rows()), type=NodeReport)
+    row = msgspec.json.decode(next(original_rows(cluster)), type=NodeReport)
     made, problem = normalize_node(row)
     layout = layout_of(made.inside)
     assert not problem

@@ -249,7 +249,7 @@ def test_removed_apps_are_forgotten() -> None:
         world.want("lab/a", app(number + 100, remove=True, name=f"app-{number}"))
         world.run(0.5)
         assert world.last().removed
-    known = (agent.have, agent.confirmed, agent.cluster.versions, agent.removed)
+    known = (agent.have, agent.confirmed, agent.cluster.applied.versions, agent.removed)
     assert {len(one) for one in known} == {40}
     world.want("lab/a")
     world.run(REMEMBERED_FOR - 60)

@@ -10,6 +10,7 @@ import pytest
 from moorage.model.reports import PodReport
 from moorage.parts.kubelet import TOPOLOGY_AFFINITY_ERROR, TopologyManager
 from moorage.sim.core.cluster import MAX_REFUSED
+from moorage.sim.core.cluster_rows import node_rows
 from moorage.sim.core.cluster_spec import ClusterSpec, NodeKind, NodeRun
 from moorage.sim.core.node_zones import NodeTopology, SimulatedZone
 
@@ -46,7 +47,7 @@ def pods(world: World, phase: str) -> list[PodReport]:
 def in_use(world: World, node: str = "n-0") -> dict[str, Any]:
     """Returns what was reported last to be in use of the node's zones."""
     agent = world.core.agents["lab/a"]
-    [row] = agent.cluster.rows([node]) if agent.cluster.nodes is not None else list(agent.cluster.rows())
+    [row] = node_rows(agent.cluster, [node]) if agent.cluster.nodes is not None else list(node_rows(agent.cluster))
     found: dict[str, Any] = msgspec.json.decode(row).get("inUse", {})
     return found
 
@@ -142,7 +143,7 @@ def test_zones_are_reported_late_with_the_pods_that_count() -> None:
     assert in_use(world) == {}
     world.run(6)
     assert in_use(world) == {"numa-0": {"cpu": "6", "memory": "2Gi"}}
-    [row] = world.core.agents["lab/a"].cluster.rows(["n-0"])
+    [row] = node_rows(world.core.agents["lab/a"].cluster, ["n-0"])
     assert msgspec.json.decode(row)["counted"] == uids
     world.want("lab/a", app(2, remove=True))
     world.run(5)

@@ -248,4 +248,4 @@ def test_inventory_and_patcher_have_the_true_state_after_random_events(
         assert last[name].removed == wanted.remove
     agent = world.core.agents["lab/a"]
     for name, wanted in desired.items():
-        assert wanted.remove == (("p/shop/v1/default", name) not in agent.cluster.apps)
+        assert wanted.remove == (("p/shop/v1/default", name) not in agent.cluster.applied.apps)

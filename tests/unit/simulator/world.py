@@ -9,6 +9,7 @@ import msgspec
 from moorage.model.desired_state import DesiredApp, DesiredAsk, DesiredReply
 from moorage.model.reports import NodeReport, PodReport, Report, ReportReply
 from moorage.model.status import Confirm
+from moorage.sim.core.cluster_rows import node_rows, pod_rows
 from moorage.sim.core.cluster_spec import ClusterSpec
 from moorage.sim.core.fleet_documents import decode, expand
 from moorage.sim.core.simulator import Simulator
@@ -119,9 +120,9 @@ class World:
     def assert_reported(self) -> None:
         """Asserts that the reported nodes and pods are those that exist."""
         for ident, agent in self.core.agents.items():
-            rows = [msgspec.json.decode(r, type=NodeReport) for r in agent.cluster.rows()]
+            rows = [msgspec.json.decode(r, type=NodeReport) for r in node_rows(agent.cluster)]
             assert {n.name: n for n in rows} == self.nodes[ident]
-            pods = [msgspec.json.decode(r, type=PodReport) for r in agent.cluster.pod_rows(agent.cluster.pods)]
+            pods = [msgspec.json.decode(r, type=PodReport) for r in pod_rows(agent.cluster, agent.cluster.pods)]
             assert {p.uid: p for p in pods} == self.pods[ident]
             for node in (agent.cluster.nodes or {}).values():
                 managed = [p for p in agent.cluster.pods.values() if p.node is node]

@@ -20,7 +20,9 @@ from moorage.model.reports import ReportReply, parts_of
 from moorage.model.status import Confirm
 from moorage.telemetry import tracing
 
-from .cluster import AppKey, SimulatedCluster
+from .applied_apps import AppKey
+from .cluster import SimulatedCluster
+from .cluster_rows import node_rows, original_rows, pod_rows
 from .cluster_spec import ClusterSpec, encode
 
 #: A message without a reply is resent after this many seconds.
@@ -105,7 +107,7 @@ class SimulatedAgent:
     @property
     def has_apps(self) -> bool:
         """Returns whether an app of the mesh is applied here, or was received."""
-        return bool(self.cluster.apps or self.received)
+        return bool(self.cluster.applied.apps or self.received)
 
     # --- sending
 
@@ -191,11 +193,13 @@ class SimulatedAgent:
         fields = b',"labels":%b' % encode(cluster.spec.labels)
         if self.succeeds:
             fields += b',"succeeds":%b' % encode(self.succeeds)
-        return deque(self._split_report(wall, "full", cluster.rows(), cluster.pod_rows(cluster.pods), fields=fields))
+        return deque(
+            self._split_report(wall, "full", node_rows(cluster), pod_rows(cluster, cluster.pods), fields=fields)
+        )
 
     def _delta_report(self, wall: float) -> deque[bytes]:
         cluster = self.cluster
-        nodes, pods = list(cluster.rows(sorted(cluster.dirty_nodes))), list(cluster.pod_rows(cluster.dirty_pods))
+        nodes, pods = list(node_rows(cluster, sorted(cluster.dirty_nodes))), list(pod_rows(cluster, cluster.dirty_pods))
         gone = sorted(cluster.gone_pods - cluster.pods.keys())
         cluster.dirty_nodes, cluster.dirty_pods, cluster.gone_pods = set(), set(), set()
         return deque(self._split_report(wall, "delta", nodes, pods, gone))
@@ -219,7 +223,7 @@ class SimulatedAgent:
     def _replay(self, wall: float) -> None:
         """Sends the very first report again, as a network that delays messages would."""
         seq, self.seq = self.seq, 1
-        for payload in self._split_report(wall - 60, "full", self.cluster.original_rows(), ()):
+        for payload in self._split_report(wall - 60, "full", original_rows(self.cluster.spec), ()):
             self.out.append(Send("report", self.id, payload, f"x{self.index}.0"))
         self.seq = seq
 
@@ -240,7 +244,7 @@ class SimulatedAgent:
         """Confirms the status of apps where it changed, one app at a time."""
         cluster = self.cluster
         for key in list(cluster.dirty_apps):
-            confirm = cluster.confirm(key)
+            confirm = cluster.applied.confirm(key)
             if self.apply_spans and all(o.state != "Progressing" for o in confirm.objects):
                 self._end_span(key)
             content = encode(confirm)
@@ -294,8 +298,8 @@ class SimulatedAgent:
 
     def _ask_for_wanted_again(self, now: float) -> None:
         """Asks once more for the versions of apps that got an object back."""
-        again = [key for key in self.cluster.wanted_again if key in self.cluster.apps]
-        self.cluster.wanted_again.clear()
+        again = [key for key in self.cluster.applied.wanted_again if key in self.cluster.applied.apps]
+        self.cluster.applied.wanted_again.clear()
         for key in again:
             self.have[f"{key[0]} {key[1]}"] = 0
         if again:
@@ -311,14 +315,18 @@ class SimulatedAgent:
             if now - since < REMEMBERED_FOR and len(self.removed) <= REMEMBERED_APPS:
                 break
             del self.removed[key]
-            if key in self.cluster.apps or key in self.confirms or any((a.group, a.app) == key for a in self.received):
+            if (
+                key in self.cluster.applied.apps
+                or key in self.confirms
+                or any((a.group, a.app) == key for a in self.received)
+            ):
                 continue  # it came again
             forgotten = True
             self.have.pop(f"{key[0]} {key[1]}", None)
             self.pins.pop(f"{key[0]} {key[1]}", None)
             self.confirmed.pop(key, None)
             self.traceparents.pop(key, None)
-            self.cluster.versions.pop(key, None)
+            self.cluster.applied.versions.pop(key, None)
         if forgotten:
             self.have_json = encode(self.have)
 
@@ -386,7 +394,7 @@ class SimulatedAgent:
     def _confirm_again(self, app: DesiredApp) -> None:
         """Confirms a version again that was applied earlier: sending it again means that the patcher lost its status."""
         key = (app.group, app.app)
-        if self.cluster.versions.get(key, 0) >= app.version:
+        if self.cluster.applied.versions.get(key, 0) >= app.version:
             self.confirmed.pop(key, None)
             self.cluster.dirty_apps[key] = None
 
@@ -400,12 +408,12 @@ class SimulatedAgent:
         if span is not None:
             self.apply_spans[key], self.traceparents[key] = span, tracing.traceparent_of(span)
         if self.fault == "refuse":
-            refusal = self.cluster.refuse(app, "admission webhook denied the request: this cluster refuses")
+            refusal = self.cluster.applied.refuse(app, "admission webhook denied the request: this cluster refuses")
             # The version is handed out and refused again every period, because nothing else repeats a lost refusal.
             self.confirmed[key], self.confirms[key] = encode(refusal), refusal
             name = f"{app.group} {app.app}"
             if self.have.get(name) == app.version:  # received before the cluster began to refuse
-                self.have[name] = self.cluster.versions.get(key, 0)
+                self.have[name] = self.cluster.applied.versions.get(key, 0)
                 if not self.part:
                     self.have_json = encode(self.have)
             return

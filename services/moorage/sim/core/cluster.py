@@ -3,21 +3,18 @@ becomes timers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from moorage.machine_groups.effects import Effect
 from moorage.model.desired_state import DesiredApp, Pins
-from moorage.model.reports import PodReport
-from moorage.model.shapes import PODS
-from moorage.model.status import Confirm, ObjectStatus
-from moorage.parsing import format_amount
 from moorage.podspec import object_key
 from moorage.selectors import tolerated
 
+from .applied_apps import AppKey, AppliedApps, WorkloadKey
 from .claim_gates import ClaimGates
-from .cluster_spec import HOSTNAME, ClusterSpec, NodeKind, encode, initial_usage
-from .node_zones import ReportedZones, Zones
+from .cluster_spec import HOSTNAME, ClusterSpec, NodeKind, initial_usage
+from .node_zones import ReportedZones
 from .pod_needs import PodNeed, pinned, read_pod
 from .scheduler import NodeDevicesFilter, SchedulerNode, choose, passes_filters
 from .simulated_machines import OWN, SimulatedMachines
@@ -26,8 +23,6 @@ from .workloads import SimulatedPod, Workload, next_steps
 if TYPE_CHECKING:
     from .simulated_devices import SimulatedDevices
 
-AppKey = tuple[str, str]  # group, app
-WorkloadKey = tuple[AppKey, str]
 #: Bound on the rounds of one reconciliation. A workload that needs more is faulty; it continues with the next event.
 _MAX_ROUNDS = 10_000
 #: Seconds until a kubelet has rejected a pod.
@@ -40,7 +35,7 @@ class SimulatedCluster:
     """The state of a cluster. `timers` collects (when, action, argument), and `late_zones` what is reported of zones after a
     delay; the simulator takes them out."""
 
-    __slots__ = ("apps", "devices", "dirty_apps", "dirty_nodes", "dirty_pods", "failed", "gates", "gone_pods", "handed_over", "hold_until", "late_zones", "leaving", "machines", "nodes", "notices", "pending", "pods", "serial", "spec", "timers", "unbound", "versions", "wall", "wanted_again", "workloads")  # fmt: skip
+    __slots__ = ("applied", "devices", "dirty_apps", "dirty_nodes", "dirty_pods", "gates", "gone_pods", "hold_until", "late_zones", "leaving", "machines", "nodes", "pods", "serial", "spec", "timers", "unbound", "wall")  # fmt: skip
 
     def __init__(self, spec: ClusterSpec, wall: float = 0.0) -> None:
         """`wall`: what the time of day is more than the time of calls."""
@@ -48,24 +43,13 @@ class SimulatedCluster:
         self.machines = SimulatedMachines(spec, spec.id) if spec.machines else None
         self.nodes: dict[str, SchedulerNode] | None = None  # None: no pod ever ran here
         self.pods: dict[str, SimulatedPod] = {}
-        self.workloads: dict[WorkloadKey, Workload] = {}
-        self.apps: dict[AppKey, list[str]] = {}  # keys of the objects, in order
-        self.versions: dict[AppKey, int] = {}
-        self.failed: dict[WorkloadKey, str] = {}
-        self.handed_over: dict[
-            WorkloadKey, WorkloadKey
-        ] = {}  # objects that apps of other groups took over → who has them
-        self.wanted_again: set[AppKey] = (
-            set()
-        )  # apps that got such an object back: their version is to be applied again
-        self.pending: dict[WorkloadKey, None] = {}  # to be reconciled
+        self.applied = AppliedApps()
         self.dirty_apps: dict[AppKey, None] = {}
         self.dirty_nodes: set[str] = set()
         self.dirty_pods: set[str] = set()
         self.gone_pods: set[str] = set()
         self.unbound: dict[str, SimulatedPod] = {}
         self.gates = ClaimGates()
-        self.notices: dict[WorkloadKey, tuple[str, str]] = {}  # what users should know of objects that are not wrong
         self.hold_until = 0.0
         self.serial = 0
         self.timers: list[tuple[float, str, Any]] = []
@@ -123,56 +107,6 @@ class SimulatedCluster:
                 self.pods[uid] = pod
                 self.dirty_pods.add(uid)
 
-    def rows(self, names: Iterable[str] | None = None) -> Iterator[bytes]:
-        """Encodes these nodes, or all, as rows of a report."""
-        ident = self.spec.id
-        if self.nodes is None:
-            for number, (name, kind) in enumerate(self.spec.nodes()):
-                used, pods = initial_usage(kind, self.spec.seed, number)
-                yield kind.row(ident, name, used, pods, 0, (), kind.initial_zones)
-            return
-        for name in self.nodes if names is None else names:
-            node = self.nodes.get(name)
-            if node is not None:
-                zones = self._zone_fields(node.zones)
-                row = node.kind.row(ident, name, node.used, node.pods, node.cores, node.ports, zones)
-                yield row if self.devices is None else self.devices.with_devices(name, row)
-
-    def _zone_fields(self, zones: Zones | None) -> bytes:
-        """Encodes what is reported to be in use of a node's zones, and the listed pods that it includes."""
-        if zones is None:
-            return b""
-        listed = [uid for uid in zones.report.counted if (pod := self.pods.get(uid)) is not None and pod.need.claim]
-        report: ReportedZones = zones.report
-        return report.fields(listed)
-
-    def original_rows(self) -> Iterator[bytes]:
-        """Encodes all nodes as they were before any pod ran here."""
-        return SimulatedCluster(self.spec._replace(pods=())).rows()
-
-    def pod_rows(self, uids: Iterable[str]) -> Iterator[bytes]:
-        """Encodes those of these pods that carry a claim as rows of a report."""
-        for uid in uids:
-            pod = self.pods.get(uid)
-            if pod is None or not pod.need.claim:
-                continue
-            work = self._workload_of(pod)
-            report = PodReport(
-                uid=uid,
-                namespace=work.namespace if work is not None else "default",
-                name=pod.name,
-                node=pod.node.name if pod.node is not None else pod.refused,
-                phase="Failed" if pod.refused else "Running" if pod.ready else "Pending",
-                reason=pod.refusal[0] if pod.refused else "",
-                message=pod.refusal[1] if pod.refused else "",
-                labels=pod.need.labels,
-                requests={k: format_amount(k, v) for k, v in pod.need.requests.items() if k != PODS},
-                claim=pod.need.claim,
-            )
-            if self.devices is not None and pod.node is not None:
-                report.parts = self.devices.parts_of(uid, pod.node.name)
-            yield encode(report)
-
     def change_spec(self, spec: ClusterSpec, now: float) -> None:
         """Gives the cluster other nodes. Pods stay on nodes that still exist and whose taints they tolerate."""
         self.spec = spec
@@ -214,7 +148,7 @@ class SimulatedCluster:
                 self._mark_changed(pod)
         self._evict(now)
         self._rebind(now)
-        self.pending.update(dict.fromkeys(self.workloads))
+        self.applied.reconcile_all()
         self.reconcile(now)
 
     # --- what is applied
@@ -222,23 +156,23 @@ class SimulatedCluster:
     def apply(self, app: DesiredApp, now: float) -> None:
         """Applies a version of an app: removes objects that it no longer has, creates and updates the others."""
         key = (app.group, app.app)
-        if app.version < self.versions.get(key, 0):
+        if app.version < self.applied.versions.get(key, 0):
             return
-        self.versions[key] = app.version
+        self.applied.versions[key] = app.version
         self.dirty_apps[key] = None
         self._materialize()
         objects = self._with_quotas(key, app)
         names = [] if app.remove else [object_key(manifest) for manifest in objects]
-        for old in self.apps.get(key, []):
+        for old in self.applied.apps.get(key, []):
             if old not in names:
-                self._remove_workload((key, old))
+                self._remove_object((key, old))
         if app.remove:
-            self.apps.pop(key, None)
+            self.applied.apps.pop(key, None)
             self.reconcile(now)
             return
-        self.apps[key] = names
+        self.applied.apps[key] = names
         if app.succeeds:
-            self._take_over(key, app)
+            self.applied.take_over(key, app)
         for name, manifest in zip(names, objects, strict=True):
             self._apply_object((key, name), manifest)
         self._evict(now)
@@ -250,101 +184,40 @@ class SimulatedCluster:
             return app.objects
         objects, notices = self.devices.with_quotas(app.objects)
         for manifest, notice in zip(objects, notices, strict=True):
-            self.notices.pop((key, object_key(manifest)), None)
+            self.applied.notices.pop((key, object_key(manifest)), None)
             if notice is not None:
-                self.notices[key, object_key(manifest)] = notice
+                self.applied.notices[key, object_key(manifest)] = notice
         return objects
 
-    def _take_over(self, key: AppKey, app: DesiredApp) -> None:
-        """Takes the objects of the app's names from the group that it succeeds."""
-        wanted = {object_key(m): str((m.get("metadata") or {}).get("namespace") or "default") for m in app.objects}
-        for other, names in self.apps.items():
-            for name in names if other[0] == app.succeeds else ():
-                work = self.workloads.get((other, name))
-                if work is not None and (key, name) not in self.workloads and work.namespace == wanted.get(name):
-                    self._hand_over((other, name), (key, name))
-                    self.handed_over[other, name] = key, name
-
-    def _hand_over(self, before: WorkloadKey, after: WorkloadKey) -> None:
-        """Makes the object that of another app. Its pods stay."""
-        work = self.workloads[after] = self.workloads.pop(before)
-        self.pending.pop(before, None)
-        self.failed.pop(before, None)
-        self.pending[after] = None
-        for pod in [*work.pods, *work.refused]:
-            pod.owner = after
-
     def _apply_object(self, key: WorkloadKey, manifest: dict[str, Any]) -> None:
-        if key in self.handed_over:
+        if self.applied.is_handed_over(key):
             return
-        work = self.workloads.get(key)
-        self.failed.pop(key, None)
         try:
             if self.devices is not None:
                 self.devices.put(manifest)
-            if work is None:
-                self.workloads[key] = Workload(manifest, key[1])
-            else:
-                work.update(manifest)
+            self.applied.put(key, manifest)
         except ValueError as error:
-            self.failed[key] = str(error)
-        else:
-            self.pending[key] = None
+            self.applied.fail(key, str(error))
 
-    def refuse(self, app: DesiredApp, message: str) -> Confirm:
-        """Returns the confirmation of a version whose objects the API server refuses."""
-        names = [object_key(manifest) for manifest in app.objects] or self.apps.get((app.group, app.app), [])
-        objects = [ObjectStatus(object=name, state="Failed", message=message) for name in names]
-        return Confirm(group=app.group, app=app.app, version=app.version, objects=objects)
-
-    def confirm(self, key: AppKey) -> Confirm:
-        """Returns the status of an app, object by object."""
-        version = self.versions.get(key, 0)
-        if key not in self.apps:
-            return Confirm(group=key[0], app=key[1], version=version, removed=True)
-        objects = []
-        for name in self.apps.get(key, []):
-            owned = (key, name)
-            while owned in self.handed_over:
-                owned = self.handed_over[owned]
-            message = self.failed.get(owned)
-            if message is not None:
-                objects.append(ObjectStatus(object=name, state="Failed", message=message))
-            else:
-                status = self.workloads[owned].status()
-                if notice := self.notices.get(owned):
-                    status.code, status.message = notice
-                objects.append(status)
-        return Confirm(group=key[0], app=key[1], version=version, objects=objects)
-
-    def _remove_workload(self, key: WorkloadKey) -> None:
-        self.handed_over.pop(key, None)
-        before = next((former for former, owner in self.handed_over.items() if owner == key), None)
-        if before is not None:
-            del self.handed_over[before]
-            if key in self.workloads:
-                self._hand_over(key, before)
-                self.wanted_again.add(before[0])
-                return
-        work = self.workloads.pop(key, None)
-        self.pending.pop(key, None)
-        self.failed.pop(key, None)
-        self.notices.pop(key, None)
-        for pod in [*work.pods, *work.refused] if work is not None else ():
+    def _remove_object(self, key: WorkloadKey) -> None:
+        work = self.applied.remove(key)
+        if work is None:
+            return
+        for pod in [*work.pods, *work.refused]:
             self._delete(pod, work)
-        if self.devices is not None and work is not None:
+        if self.devices is not None:
             self.devices.remove(work.manifest)
 
     # --- pods
 
     def _workload_of(self, pod: SimulatedPod) -> Workload | None:
-        return self.workloads.get(pod.owner) if pod.owner is not None else None
+        return self.applied.workloads.get(pod.owner) if pod.owner is not None else None
 
     def _mark_changed(self, pod: SimulatedPod) -> None:
         """Marks the pod, its workload and its app for the next report, reconciliation and confirmation."""
         self.dirty_pods.add(pod.uid)
         if pod.owner is not None:
-            self.pending[pod.owner] = None
+            self.applied.pending[pod.owner] = None
             if pod.owner[0] != OWN:
                 self.dirty_apps[pod.owner[0]] = None
 
@@ -390,7 +263,7 @@ class SimulatedCluster:
             self.devices = SimulatedDevices(
                 lambda node: self.dirty_nodes.add(node), lambda uid: self.dirty_pods.add(uid)
             )
-            for work in self.workloads.values():
+            for work in self.applied.workloads.values():
                 self.devices.put(work.manifest)
 
     def _served_by_devices(self, need: PodNeed, node: SchedulerNode) -> dict[str, int]:
@@ -490,7 +363,7 @@ class SimulatedCluster:
 
     def retry(self, key: WorkloadKey, now: float) -> None:
         """Lets a controller create pods for which it waited after rejections."""
-        self.pending[key] = None
+        self.applied.pending[key] = None
         self.reconcile(now)
 
     def replace(self, pod: SimulatedPod, now: float) -> None:
@@ -603,7 +476,7 @@ class SimulatedCluster:
         if effect.kind == "StatefulSet":
             key = (OWN, f"StatefulSet/{effect.name}")
             if made is None:
-                self._remove_workload(key)
+                self._remove_object(key)
             else:
                 self._apply_object(key, made)
             return
@@ -616,11 +489,11 @@ class SimulatedCluster:
 
     def _reconcile(self, now: float) -> None:
         for _ in range(_MAX_ROUNDS):
-            if not self.pending:
+            if not self.applied.pending:
                 break
-            key = next(iter(self.pending))
-            del self.pending[key]
-            work = self.workloads.get(key)
+            key = next(iter(self.applied.pending))
+            del self.applied.pending[key]
+            work = self.applied.workloads.get(key)
             if work is None:
                 continue
             eligible = None
@@ -634,13 +507,13 @@ class SimulatedCluster:
             for number, name in create:
                 self._create(key, work, number, name, now)
             if steps.delete or create:
-                self.pending[key] = None
-            if not self.pending:
+                self.applied.pending[key] = None
+            if not self.applied.pending:
                 self._open_gates(now)
                 self._rebind(now)
         if now >= self.hold_until:
             return
-        self.pending.update(dict.fromkeys(self.workloads))
+        self.applied.reconcile_all()
 
     def set_pins(self, key: AppKey, pins: Pins, now: float) -> None:
         """Sets the slots to which the agent pins the pods of an app."""
