@@ -22,7 +22,7 @@ from moorage.bus import Bus
 from moorage.mesh import stores
 from moorage.model.allocations import InventoryRecord
 from moorage.placement.core.records import Provider
-from moorage.placement.storage import Stored
+from moorage.placement.provider_records import Stored
 from moorage_testkit.mesh import Mesh
 
 from .placement_trees import Tree

@@ -1,4 +1,4 @@
-"""Makes changes durable: providers and custom names are records of a bucket, allocations are entries of the decision log.
+"""Makes changes durable, in the order of operations: as records of a bucket, and allocations as entries of the decision log.
 
 Operations see the changes of those before them at once, and each is answered once it and all before it are durable. After a
 crash what is durable is what a prefix of the operations made. Only the holder of the lease writes; what a deposed one still
@@ -10,35 +10,30 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
 import structlog
 
-from moorage.bus import Bucket, Bus, BusError, NoAnswer, new_id, until_done
+from moorage.bus import Bucket, Bus, new_id
 from moorage.bus.failpoints import reached
-from moorage.bus.fenced_bucket import FencedBucket
-from moorage.collections import LruDict
 from moorage.ledger import MAX_BYTES, Capacity, Changes, Committed, Committer, Dropped, LedgerFollower, encode_entry
 from moorage.mesh import stores
-from moorage.model.base import Model
 from moorage.model.claims import Allocation, Commit
 from moorage.model.placement_events import RecordedChange
-from moorage.web import LEADER
 
 from .core.call import Answer
 from .core.errors import CONCURRENT_UPDATE, Refused, conflict
-from .core.records import Addition, Change, Provider
+from .core.records import Change
 from .core.state import State
-from .events import DELETIONS, Before, PlacementEvents, recorded_changes
+from .events import Before, PlacementEvents, recorded_changes
+from .provider_records import ProviderRecords, Stored, decode
 from .steps import Operation, Steps, run_in_slices
 
 log = structlog.get_logger("placement")
 
 #: Bytes of one entry of the decision log. The rest of a commit is its envelope.
 MAX_ENTRY = MAX_BYTES - 4096
-_PROVIDER, _ADDED, _CLASS, _TRAIT = "provider.", stores.ADDED_PREFIX, "class.", "trait."
 #: Times that the room of nodes may be lost to others, after it was seen free, until a request is refused.
 ATTEMPTS = 10
 #: Seconds between looks at what changed on clusters.
@@ -46,33 +41,10 @@ KEEP_UP_EVERY = 0.1
 #: Seconds without a request after which these looks take no more than a share of this worker's time, and the most seconds
 #: between two then: what changes again and again is read once.
 IDLE_AFTER, IDLE_SHARE, IDLE_EVERY = 10.0, 0.02, 10.0
-#: The key of the events of the newest deletions.
-_DELETIONS = "deletions"
 
 
 class Deposed(Exception):
     """Another placement worker took over, or this one does not know what is durable. It must end."""
-
-
-class Stored(Model, kw_only=True):
-    """A record of the bucket. `generation` is that of the writer's lease; `exchanged` the commit of the newest exchange of
-    inventories in the provider's record; `told` the event of the record's last change; `addition` what a node or part of a cluster has besides; `created` the time of a custom name;
-    `deletions` the events of providers and names that were deleted last; `url` the address of the active worker, which believes every
-    caller if `unchecked`."""
-
-    generation: int = 0
-    provider: Provider | None = None
-    exchanged: int = 0
-    told: RecordedChange | None = None
-    addition: Addition | None = None
-    created: float = 0
-    deletions: list[RecordedChange] = []
-    url: str = ""
-    unchecked: bool = False
-
-
-_decode = msgspec.json.Decoder(Stored).decode
-_encode = msgspec.json.Encoder().encode
 
 
 class Storage:
@@ -83,7 +55,6 @@ class Storage:
         self.failed = asyncio.Event()
         self._bus = bus
         self._bucket: Bucket = bus.bucket(stores.PROVIDERS)
-        self._records = FencedBucket(self._bucket, generation)
         self._follower = follower
         self._generation = generation
         self._capacity = capacity
@@ -91,9 +62,9 @@ class Storage:
         self._steps = Steps(self.state.sync)
         self.state.reported.follow(capacity.fleet, follower.ledger)
         self._events = PlacementEvents(bus, follower, self.state)
+        self._records = ProviderRecords(self._bucket, generation, self.state, self._events)
         self._last = _done()  # the operation before is durable
         self._last_record = _done()  # the operation before that wrote records is durable
-        self._exchanged: dict[str, int] = {}  # by provider: the newest exchange that its record has
         self._appending: set[str] = set()
         self._taking: dict[str, asyncio.Future[bool]] = {}  # by consumer, its change that takes nodes of clusters
         self._alone: asyncio.Future[bool] | None = None  # such a change that nothing else may cross
@@ -126,7 +97,7 @@ class Storage:
                 self._changed(key, value, revision)
             elif value is not None:
                 self._records.learn(key, revision)
-                loaded[key] = _decode(value)
+                loaded[key] = decode(value)
             else:
                 loaded.pop(key, None)
 
@@ -137,12 +108,12 @@ class Storage:
         self._follower.on_reload.append(lambda _: self._end())
         held = self._follower.ledger.allocations
         self.state.restore(held.consumers.values(), held.writes)
-        self.state.apply(self._loaded(loaded))
+        self.state.apply(self._records.load(loaded))
         self._open = True
         await self._events.begin()
         await self._redo_exchanges()
         await self.commit(self._return_unknown)
-        await self._put(LEADER, Stored(generation=self._generation, url=url, unchecked=unchecked))
+        await self._records.put_leader(url, unchecked)
         self._bus.spawn(self._keep_up())
 
     async def _read_fleet(self) -> None:
@@ -163,41 +134,20 @@ class Storage:
             self._steps.sync()
             took = time.thread_time() - began
 
-    def _loaded(self, records: dict[str, Stored]) -> Change:
-        found = Change({}, {}, {}, additions={})
-        for key, stored in records.items():
-            kind, _, name = key.partition(".")
-            if stored.told is not None:
-                self._events.record(stored.told)
-            if kind == "provider" and stored.provider is not None:
-                found.providers[name] = stored.provider
-                if stored.exchanged:
-                    self._exchanged[name] = stored.exchanged
-            elif key == _DELETIONS:
-                for told in stored.deletions:
-                    self._events.record(told)
-            elif kind == "added" and stored.addition is not None:
-                found.additions[name] = stored.addition
-            elif kind == "class":
-                found.classes[name] = stored.created
-            elif kind == "trait":
-                found.traits[name] = stored.created
-        return found
-
     async def _redo_exchanges(self) -> None:
         """Writes inventories that were exchanged together with allocations, and whose records were not written."""
         held = self._follower.ledger.allocations.exchanges
         for uuid, exchange in held.items():
             provider = self.state.providers.get(uuid)
-            if provider is None or self._exchanged.get(uuid, 0) >= exchange.seq:
+            if provider is None or self._records.exchanged.get(uuid, 0) >= exchange.seq:
                 continue
             grown = provider.generation + (2 if exchange.inventories else 1)
             new = msgspec.structs.replace(provider, inventories=exchange.inventories, generation=grown)
             change = Change({uuid: new})
             self.state.apply(change)
-            self._exchanged[uuid] = exchange.seq
+            self._records.exchanged[uuid] = exchange.seq
             told = recorded_changes(change, Before({uuid: provider}, {}), self.state, "")
-            await self._put_providers(change.providers, told)
+            await self._records.put_providers(change.providers, told)
             for event in told.values():
                 self._events.record(event)
             await self._events.publish(told.values(), None)
@@ -391,9 +341,7 @@ class Storage:
         """Writes a change after those that it builds on: records in the order of operations, entries after the records."""
         try:
             await _durable(wait_for)
-            for name, created in change.classes.items():
-                if created is not None:
-                    await self._put_name(_CLASS, name, created, told)
+            await self._records.put_new_classes(change, told)
             seq = await self._append(entry) if entry is not None else 0
             if seq is None:
                 raise Deposed  # nothing else can take what it changes
@@ -431,65 +379,13 @@ class Storage:
     async def _write_records(self, change: Change, told: dict[str, RecordedChange], seq: int) -> None:
         if not change.has_records:
             return
-        self._exchanged.update(dict.fromkeys(change.exchanges, seq))
-        await self._put_deletions(told.values())
-        await self._put_providers(change.providers, told)
-        for uuid, addition in change.additions.items():
-            await self._put(f"{_ADDED}{uuid}", None if addition is None else self._added(addition, told.get(uuid)))
-        for name, created in change.traits.items():
-            await self._put_name(_TRAIT, name, created, told)
-        for name, created in change.classes.items():
-            if created is None:
-                await self._put_name(_CLASS, name, None, told)
+        self._records.exchanged.update(dict.fromkeys(change.exchanges, seq))
+        await self._records.put(change, told)
         for event in told.values():
             self._events.record(event)
         reached("placement.recorded")
         if change.exchanges:
             self._recorded = max(self._recorded, seq)
-
-    async def _put_deletions(self, told: Iterable[RecordedChange]) -> None:
-        """Writes the events of deletions before the records go, as nothing is left of these."""
-        deleted = [change for change in told if change.change == "deleted"]
-        if deleted:
-            newest = LruDict(DELETIONS, self._events.deletions.items())
-            newest.update((change.key, change) for change in deleted)
-            await self._put(_DELETIONS, self._deletions(list(newest.values())))
-
-    async def _put_providers(self, providers: dict[str, Provider | None], told: dict[str, RecordedChange]) -> None:
-        """Writes records with the events of their changes."""
-        for uuid, provider in providers.items():
-            exchanged = self._exchanged.get(uuid, 0)
-            value = None if provider is None else self._stored(provider, exchanged, told.get(uuid))
-            await self._put(f"{_PROVIDER}{uuid}", value)
-
-    async def _put_name(
-        self, prefix: str, name: str, created: float | None, told: Mapping[str, RecordedChange]
-    ) -> None:
-        event = told.get(f"{prefix}{name}")
-        await self._put(f"{prefix}{name}", None if created is None else self._stored(created=created, told=event))
-
-    def _stored(
-        self,
-        provider: Provider | None = None,
-        exchanged: int = 0,
-        told: RecordedChange | None = None,
-        created: float = 0,
-    ) -> Stored:
-        return Stored(generation=self._generation, provider=provider, exchanged=exchanged, told=told, created=created)
-
-    def _added(self, addition: Addition, told: RecordedChange | None) -> Stored:
-        return Stored(generation=self._generation, addition=addition, told=told)
-
-    def _deletions(self, changes: list[RecordedChange]) -> Stored:
-        return Stored(generation=self._generation, deletions=changes)
-
-    async def _put(self, key: str, value: Stored | None) -> None:
-        async for attempt in until_done((NoAnswer, BusError), first=0.05):
-            with attempt:
-                if value is None:
-                    await self._records.delete(key)
-                else:
-                    await self._records.put(key, _encode(value))
 
     # -- what others wrote ----------------------------------------------------------------------------------------
 
@@ -512,34 +408,12 @@ class Storage:
 
     def _changed(self, key: str, value: bytes | None, revision: int) -> None:
         """Looks at a change of the bucket. A worker that was stopped may have written it after it was deposed."""
-        stored = _decode(value) if value is not None else None
+        stored = decode(value) if value is not None else None
         if stored is not None and stored.generation > self._generation:
             self._end()
-        elif self._is_late(key, stored, revision):
+        elif self._records.is_late(key, stored, revision):
             log.warning("a record of a deposed worker is replaced", key=key)
             self._bus.spawn(self._restore(key))
-
-    def _is_late(self, key: str, stored: Stored | None, revision: int) -> bool:
-        if key == LEADER:
-            return False
-        if stored is None:
-            return self._current(key) is not None
-        return stored.generation < self._generation and self._records.differs(key, revision)
-
-    def _current(self, key: str) -> Stored | None:
-        kind, _, name = key.partition(".")
-        if key == _DELETIONS:
-            return self._deletions(list(self._events.deletions.values()))
-        if kind == "provider":
-            provider = self.state.providers.get(name)
-            if provider is None:
-                return None
-            return self._stored(provider, self._exchanged.get(name, 0), self._events.recorded(name))
-        if kind == "added":
-            addition = self.state.additions.get(name)
-            return None if addition is None else self._added(addition, self._events.recorded(name))
-        known = (self.state.classes if kind == "class" else self.state.traits).get(name)
-        return None if known is None else self._stored(created=known, told=self._events.recorded(key))
 
     async def _restore(self, key: str) -> None:
         """Writes the record as this worker knows it, in the order of operations."""
@@ -547,7 +421,7 @@ class Storage:
         self._last_record = done
         try:
             await _durable(before)
-            await self._put(key, self._current(key))
+            await self._records.restore(key)
         except BaseException as error:
             self._fail(done, error)
             raise
