@@ -28,6 +28,7 @@ from .delta import (
     NamedPods,
     pack_column,
 )
+from .export import NO_ROWS, cluster_delta, columns_of, encode_snapshot, export, parts_used
 from .fleet import Fleet
 from .normalize import NodeRow
 
@@ -36,7 +37,6 @@ from .normalize import NodeRow
 FEW, ROWS_PER_ENTRY = 1024, 64
 _entry = msgspec.msgpack.Encoder()
 Entry = TypeVar("Entry")
-_ALL = np.empty(0, np.intp)
 
 
 class Dictionary(NamedTuple):
@@ -228,7 +228,7 @@ class FleetWriter:
             fleet.extras_of(cid).get(node, b""),
             fleet.port_sets[int(fleet.portset[at])],
             fleet.inside_source(at),
-            tuple(self._used(cid, rows).tolist()),
+            tuple(parts_used(fleet, cid, rows).tolist()),
         )
 
     def crowded(self) -> bool:
@@ -298,12 +298,6 @@ class FleetWriter:
             self.fleet.parts.learn([source])
         return number
 
-    def _used(self, cid: int, rows: NDArray[np.intp]) -> NDArray[np.int64]:
-        """Returns what is used of the parts of those rows of a cluster that have some."""
-        fleet = self.fleet
-        having = rows[fleet.layout[rows] > 0] if fleet.layout is not None else _ALL
-        return fleet.parts.used(cid, having - fleet.first_row(cid)) if len(having) else np.empty(0, np.int64)
-
     def _columns(
         self, cid: int, rows: Sequence[NodeRow], before: Mapping[str, int], extras: Mapping[str, bytes]
     ) -> tuple[FleetDelta, list[NodeRow]]:
@@ -348,7 +342,7 @@ class FleetWriter:
                 amounts = {name: (a[keep], r[keep]) for name, (a, r) in amounts.items()}
         if not count:
             return FleetDelta(), []
-        patch = _patch(flags, labels, taints, ports, exclusive, amounts)
+        patch = columns_of(flags, labels, taints, ports, exclusive, amounts)
         if layouts.any():
             patch.layout_numbers = pack_column(layouts, NUMBERS)
             patch.uses = np.array([amount for row in rows for amount in row.in_use], AMOUNTS).tobytes()
@@ -361,7 +355,7 @@ class FleetWriter:
         differ = np.zeros(len(rows), np.bool_)
         if len(having):
             before = np.split(
-                self._used(cid, at[having]), np.cumsum([len(rows[i].in_use) for i in having.tolist()])[:-1]
+                parts_used(self.fleet, cid, at[having]), np.cumsum([len(rows[i].in_use) for i in having.tolist()])[:-1]
             )
             for i, amounts in zip(having.tolist(), before, strict=True):
                 differ[i] = tuple(amounts.tolist()) != rows[i].in_use
@@ -395,7 +389,7 @@ class FleetWriter:
         heard, self._heard = self._heard, {}
         for cid, what in pending.items():
             if fleet.cluster_flags(cid) & GONE:
-                parts.append(self._part(cid, counter, _ALL, True))
+                parts.append(cluster_delta(fleet, cid, counter, NO_ROWS, True))
                 snapshots[cid] = None
                 continue
             rows = fleet.rows_of(cid)
@@ -403,7 +397,7 @@ class FleetWriter:
             if not what.whole:
                 places = fleet.places(cid)
                 rows = np.array([places[name] for name in what.rows if name in places], np.intp)
-            part = self._part(cid, counter, rows, what.whole)
+            part = cluster_delta(fleet, cid, counter, rows, what.whole)
             if not what.whole:
                 live = fleet.pods.claims_of(cid)
                 part.gone = sorted(what.gone)
@@ -420,7 +414,7 @@ class FleetWriter:
             parts.append(part)
             runs.append(rows)
             runs_of.append(cid)
-        patch = self._export(np.concatenate(runs) if runs else _ALL, runs_of)
+        patch = export(fleet, np.concatenate(runs) if runs else NO_ROWS, runs_of)
         patch.generation, patch.counter, patch.clusters = generation, counter, parts
         sent = self._sent
         patch.labels_from, patch.label_sets = sent.labels, fleet.label_sets[sent.labels :]
@@ -458,54 +452,7 @@ class FleetWriter:
         )
 
     def snapshot(self, cid: int, generation: int, counter: int, rows: NDArray[np.intp] | None = None) -> bytes:
-        rows = self.fleet.rows_of(cid) if rows is None else rows
-        patch = self._export(rows, [cid])
-        patch.generation, patch.counter = generation, counter
-        patch.clusters = [self._part(cid, counter, rows, True)]
-        return delta.encode(patch)
-
-    def _part(self, cid: int, counter: int, rows: NDArray[np.intp], whole: bool) -> ClusterDelta:
-        fleet = self.fleet
-        names = fleet.names_at(cid, rows)
-        extras = fleet.extras_of(cid)
-        return ClusterDelta(
-            id=cid,
-            name=fleet.names[cid],
-            version=counter,
-            state=fleet.cluster_flags(cid),
-            as_of=fleet.as_of(cid),
-            joined_at=fleet.joined_at(cid),
-            whole=whole,
-            rows=len(names),
-            names=SEPARATOR.join(names),
-            labels=fleet.cluster_labels(cid),
-            claims=fleet.pods.claims_of(cid) if whole else {},
-            extras={name: extras[name] for name in names if name in extras} if extras else {},
-            ending=fleet.pods.ending_of(cid) if whole else {},
-            refused=fleet.pods.refused_of(cid) if whole else {},
-            words=fleet.pods.refusal_words(cid) if whole else {},
-            counted=fleet.pods.counted_of(cid) if whole else {},
-            named=fleet.pods.named_of(cid) if whole else {},
-        )
-
-    def _export(self, rows: NDArray[np.intp], clusters: Iterable[int]) -> FleetDelta:
-        """Returns the columns of rows, which are those of the clusters one after the other."""
-        fleet = self.fleet
-        if not len(rows):
-            return FleetDelta()
-        amounts = {}
-        for name, found in fleet.stored.items():
-            allocatable, requested = found.allocatable[rows], found.requested(rows)
-            if allocatable.any() or requested.any():
-                amounts[name] = (allocatable, requested)
-        exclusive = np.full(len(rows), -1, AMOUNTS) if fleet.exclusive is None else fleet.exclusive[rows]
-        labels, taints, ports = fleet.labelset[rows], fleet.taintset[rows], fleet.portset[rows]
-        patch = _patch(fleet.flags[rows], labels, taints, ports, exclusive, amounts)
-        if fleet.layout is not None and fleet.layout[rows].any():
-            patch.layout_numbers = pack_column(fleet.layout[rows], NUMBERS)
-            of = fleet.cluster[rows]
-            patch.uses = np.concatenate([self._used(cid, rows[of == cid]) for cid in clusters]).tobytes()
-        return patch
+        return encode_snapshot(self.fleet, cid, generation, counter, rows)
 
 
 def _kept(numbers: NDArray[np.int32], here: NDArray[np.bool_], sets: list[Entry]) -> list[Entry]:
@@ -514,24 +461,6 @@ def _kept(numbers: NDArray[np.int32], here: NDArray[np.bool_], sets: list[Entry]
     new[used] = np.arange(len(used))
     numbers[here] = new[numbers[here]]
     return [sets[i] for i in used.tolist()]
-
-
-def _patch(
-    flags: NDArray[np.uint8],
-    labels: NDArray[np.int32],
-    taints: NDArray[np.int32],
-    ports: NDArray[np.int32],
-    exclusive: NDArray[np.int64],
-    amounts: Mapping[str, tuple[NDArray[np.int64], NDArray[np.int64]]],
-) -> FleetDelta:
-    return FleetDelta(
-        flags=pack_column(flags, FLAGS),
-        label_numbers=pack_column(labels, NUMBERS),
-        taint_numbers=pack_column(taints, NUMBERS),
-        exclusive=pack_column(exclusive, AMOUNTS),
-        resources={name: (pack_column(a, AMOUNTS), pack_column(r, AMOUNTS)) for name, (a, r) in amounts.items()},
-        port_numbers=pack_column(ports, NUMBERS),
-    )
 
 
 __all__ = ["HOST", "FleetFlush", "FleetWriter"]
