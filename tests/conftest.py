@@ -3,17 +3,22 @@ parallel (`make test` does)."""
 
 from __future__ import annotations
 
+import gc
 import os
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
+from hypothesis.internal.conjecture import providers
 
 pytest_plugins = ["moorage_testkit.plugin"]
 
 # How long an example takes says nothing on a busy machine; the same code is tested with the same examples.
 settings.register_profile("moorage", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("moorage")
+# Hypothesis would parse all modules that are loaded for constants to try: seconds in each process, and other examples with each module
+# that another test of the process has loaded.
+providers._get_local_constants = lambda: providers._local_constants
 
 #: How many times more examples property tests try; `make test-long` sets it.
 MORE_EXAMPLES = int(os.environ.get("MOORAGE_TEST_EXAMPLES", "1"))
@@ -22,18 +27,31 @@ MORE_EXAMPLES = int(os.environ.get("MOORAGE_TEST_EXAMPLES", "1"))
 FLEET_OF_CLUSTERS = tuple(f"tests/kube/test_{name}.py" for name in ("fleet", "moves", "registered"))
 
 
+#: What runs in the background of a parallel run, and what starts servers that serve many files.
+BACKGROUND, COSTLY = "tests/unit/", "tests/kube/"
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Gives each process whole files, in the order of `testpaths`: the slowest first, so that none is left for the end."""
-    from xdist.scheduler import LoadFileScheduling
-
-    class Scheduler(LoadFileScheduling):  # type: ignore[misc]
-        def _split_scope(self, nodeid: str) -> str:
-            file = nodeid.split("::", 1)[0]
-            return "tests/kube/fleet" if file in FLEET_OF_CLUSTERS else file
+    from moorage_testkit.scheduler import FileScheduler
 
     config.option.loadscopereorder = False
-    return Scheduler(config, log)
+    return FileScheduler(config, log, scope=_scope, costly=COSTLY, background=BACKGROUND)
+
+
+def _scope(file: str) -> str:
+    return f"{COSTLY}fleet" if file in FLEET_OF_CLUSTERS else file
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        from moorage_testkit.scheduler import yield_to_others
+
+        yield_to_others((item.nodeid for item in session.items), BACKGROUND)
+    # What was collected stays until the end: no garbage collection has to look at it again.
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

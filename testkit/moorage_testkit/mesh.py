@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Coroutine
@@ -23,6 +22,7 @@ from moorage.bus import Settings
 
 from .invariants import Room, room_now, wrong_since
 from .resource import Resource
+from .servers import data_directory
 
 T = TypeVar("T")
 
@@ -49,7 +49,7 @@ class Mesh(Resource):
     def __init__(self, *options: str, state: Path | None = None) -> None:
         #: Added to the environment of the test. Tests that kill a worker again and again do not wait for it longer each time.
         self.environment: dict[str, str] = {"MOORAGE_RESTART_DELAY": "1s"}
-        self.state = state or Path(tempfile.mkdtemp(prefix="moorage-mesh-"))
+        self.state = state or data_directory("moorage-mesh-")
         self._own = state is None
         self._options = options
         self.process: subprocess.Popen[bytes] | None = None

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from asyncio.selector_events import BaseSelectorEventLoop
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import ParseResult
 
@@ -15,7 +17,11 @@ from nats.aio.transport import TcpTransport
 from moorage.bus import Bus
 from moorage.mesh.discovery import installed
 
+from . import servers
 from .servers import NatsServer, RedisServer
+
+#: A file system in memory, and the bytes that must be free there: far more than all servers of a parallel run write.
+_MEMORY, _ROOM = Path("/dev/shm"), 8 << 30
 
 
 def pytest_configure() -> None:
@@ -23,6 +29,17 @@ def pytest_configure() -> None:
     asyncio.set_event_loop(None)
     _close_replaced_connections()
     _close_connections_with_their_loop()
+    servers.data_root = _memory()
+
+
+def _memory() -> Path | None:
+    """Returns the file system in memory, where syncing a file costs nothing; None if it is too small. Tests kill servers, but the
+    machine does not lose what it has not written."""
+    try:
+        found = os.statvfs(_MEMORY)
+    except OSError:
+        return None
+    return _MEMORY if found.f_bavail * found.f_frsize >= _ROOM and os.access(_MEMORY, os.W_OK) else None
 
 
 def _close_connections_with_their_loop() -> None:

@@ -29,6 +29,14 @@ from moorage.mesh.permissions import for_user
 #: Ports below those that the kernel gives to connections, a block for each process of a parallel test run.
 _FIRST_PORT, _PORTS_PER_PROCESS = 10_000, 1_400
 
+#: Where the data of servers is; None: where all temporary files are.
+data_root: Path | None = None
+
+
+def data_directory(prefix: str) -> Path:
+    """Makes a new directory for the data of a server."""
+    return Path(tempfile.mkdtemp(prefix=prefix, dir=data_root))
+
 
 def _candidate_ports() -> Iterator[int]:
     """Yields the ports of this process's block over and over, from a random one on, so that runs rarely meet."""
@@ -95,7 +103,7 @@ class NatsServer(_Server):
     def __init__(self, *, secure: bool = False, users: dict[str, dict[str, Any]] | None = None) -> None:
         self.port = free_port()
         self.url = f"nats://127.0.0.1:{self.port}"
-        self._dir = Path(tempfile.mkdtemp(prefix="moorage-nats-"))
+        self._dir = data_directory("moorage-nats-")
         self.seeds: dict[str, str] = {}
         config: dict[str, Any] = {
             "listen": f"127.0.0.1:{self.port}",
@@ -131,7 +139,7 @@ class NatsServer(_Server):
         return (self._dir / "log").read_text()
 
     def remove(self) -> None:
-        self.stop()
+        self.kill()  # it would sync what nobody reads any more
         shutil.rmtree(self._dir, ignore_errors=True)
 
 

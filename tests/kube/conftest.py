@@ -35,7 +35,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if item not in needy[1:]]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def planes() -> Iterator[list[ControlPlane]]:
     """Starts edge-1 and edge-2, and core-1 with GPUs and a zone of its own."""
     with control_planes("edge-1", "edge-2", "core-1") as made:
@@ -44,7 +44,7 @@ def planes() -> Iterator[list[ControlPlane]]:
         yield made
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def plane() -> Iterator[ControlPlane]:
     """Returns edge-1."""
     with ControlPlane("edge-1") as plane:
