@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-WORKERS ?= 4
+WORKERS ?= 6
 PYTEST := $(BIN)/python -m pytest
 
 .PHONY: help install up test test-fast test-long check check-workflows docs bench kube-assets node node-assets protos engine openstack-client clean
@@ -26,6 +26,7 @@ $(VENV)/installed: pyproject.toml requirements.lock | $(BIN)/python
 
 $(VENV)/developed: requirements-dev.lock testkit/pyproject.toml $(VENV)/installed
 	@$(BIN)/python tools/install.py requirements-dev.lock testkit
+	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m compileall -q services shared testkit
 	@touch $@
 
 install: $(VENV)/installed ## make .venv with the command .venv/bin/moorage
@@ -33,7 +34,7 @@ install: $(VENV)/installed ## make .venv with the command .venv/bin/moorage
 up: $(VENV)/installed ## run a whole mesh with the example; Ctrl-C stops it
 	@exec $(BIN)/moorage up --example
 
-# Most tests wait most of their time, so there are more processes than cores.
+# Most tests wait most of their time, so there are more processes than cores; one of them runs those that only compute.
 test: $(VENV)/developed ## run the tests in parallel (ARGS="-k name" for some, WORKERS=0 for one process)
 	$(PYTEST) -n $(WORKERS) $(ARGS)
 

@@ -92,7 +92,7 @@ def wheels() -> Path:
     return directory
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def stack() -> Iterator[Stack]:
     if missing := container_engine.find():
         pytest.skip(missing)

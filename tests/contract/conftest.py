@@ -14,7 +14,7 @@ from moorage_testkit.mesh import Mesh
 EXAMPLE = Path(moorage.cli.__path__[0]) / "example"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def fleet_mesh() -> Iterator[Mesh]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MOORAGE_HTTP_FAILURES", "0")  # the table of routes often sends requests without a token

@@ -11,7 +11,7 @@ from moorage_testkit import kube_assets
 from moorage_testkit.mesh import Mesh
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def example() -> Iterator[Mesh]:
     mesh = Mesh("--example")
     helm = kube_assets.helm()
