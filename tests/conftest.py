@@ -20,8 +20,9 @@ settings.load_profile("moorage")
 # that another test of the process has loaded.
 providers._get_local_constants = lambda: providers._local_constants
 
-#: How many times more examples property tests try; `make test-long` sets it.
+#: How many times more examples property tests try; `make test-long` sets it. Without it they try a sample, at most so many.
 MORE_EXAMPLES = int(os.environ.get("MOORAGE_TEST_EXAMPLES", "1"))
+SAMPLE = 100
 
 #: Files that share three control planes; started once, they serve all of these.
 FLEET_OF_CLUSTERS = tuple(f"tests/kube/test_{name}.py" for name in ("fleet", "moves", "registered"))
@@ -55,8 +56,12 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if MORE_EXAMPLES > 1:
-        for test in {item.obj for item in items if isinstance(item, pytest.Function) and is_hypothesis_test(item.obj)}:
-            few = test._hypothesis_internal_use_settings
-            more = settings(few, max_examples=few.max_examples * MORE_EXAMPLES, derandomize=False, print_blob=True)
-            test._hypothesis_internal_use_settings = more
+    for test in {item.obj for item in items if isinstance(item, pytest.Function) and is_hypothesis_test(item.obj)}:
+        given = test._hypothesis_internal_use_settings
+        if MORE_EXAMPLES > 1:
+            wanted = settings(
+                given, max_examples=given.max_examples * MORE_EXAMPLES, derandomize=False, print_blob=True
+            )
+        else:
+            wanted = settings(given, max_examples=min(given.max_examples, SAMPLE))
+        test._hypothesis_internal_use_settings = wanted

@@ -185,11 +185,11 @@ class World(ReportedCluster):
         self.rest()
 
 
-@pytest.mark.parametrize("seed", seeds(30, 2_000))
+@pytest.mark.parametrize("seed", seeds(15, 2_000))
 def test_what_is_decided_is_admitted_in_its_slot(seed: int) -> None:
     World(seed, obedient=True).run(120)
 
 
-@pytest.mark.parametrize("seed", seeds(30, 2_000))
+@pytest.mark.parametrize("seed", seeds(15, 2_000))
 def test_slots_follow_pods_that_get_other_zones(seed: int) -> None:
     World(seed, obedient=False).run(120)

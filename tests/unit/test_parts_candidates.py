@@ -287,7 +287,9 @@ def take_all(forest: Forest, found: Candidate) -> None:
             assert amount <= forest.room(row, name)
 
 
-@pytest.mark.parametrize("start", range(0, 3000, 500))
+@pytest.mark.parametrize(
+    "start", [0, *(pytest.param(start, marks=pytest.mark.long) for start in range(500, 3000, 500))]
+)
 def test_candidates_are_those_of_the_definition(start: int) -> None:
     assert sum(check_world(seed) for seed in range(start, start + 500)) > 500
 

@@ -33,7 +33,7 @@ from moorage.sim.core.scheduler import SchedulerNode, choose
 from moorage_testkit.fleets import fleet_of, node
 from moorage_testkit.rule_worlds import HOSTNAME, World, random_world
 
-WORLDS = 40
+WORLDS = 20
 
 
 def revision_of(application: dict[str, Any]) -> Revision:
@@ -167,7 +167,7 @@ def test_assignments_are_right_and_found(kinds: tuple[str, ...]) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("kinds", KINDS, ids=" ".join)
-@pytest.mark.parametrize("part", range(8))
+@pytest.mark.parametrize("part", range(16))
 def test_many_assignments_are_right_and_found(kinds: tuple[str, ...], part: int) -> None:
     for seed in range(WORLDS * (part + 1), WORLDS * (part + 2)):
         check(random_world(random.Random(f"{kinds}{seed}"), kinds, nodes=4, pods=5), is_exact(kinds))
