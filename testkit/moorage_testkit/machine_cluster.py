@@ -19,7 +19,8 @@ from urllib.parse import quote
 import msgspec
 
 from moorage.kube import Api, connect
-from moorage.machine_groups.names import GROUP_VERSION, NAMESPACE, NAMESPACE_LABELS
+from moorage.machine_groups.names import GROUP_VERSION, NAMESPACE_LABELS
+from moorage.model.object_names import NAMESPACE
 
 from .control_plane import ControlPlane
 from .mesh import ended

@@ -12,7 +12,8 @@ from typing import Any
 from moorage.machine_groups.cluster import ClusterMachines
 from moorage.machine_groups.effects import Effect
 from moorage.machine_groups.injection import Injected, inject
-from moorage.machine_groups.names import MACHINE_TYPE, NAMESPACE, NAMESPACE_LABELS, OTHER_NAMESPACE, POD_ROLE
+from moorage.machine_groups.names import MACHINE_TYPE, NAMESPACE_LABELS, OTHER_NAMESPACE, POD_ROLE
+from moorage.model.object_names import NAMESPACE
 from moorage.parsing import parse_amount
 from moorage.podspec import pinned_node
 

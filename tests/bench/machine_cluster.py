@@ -19,8 +19,9 @@ import numpy as np
 import psutil
 
 from moorage.kube import Api, Reflector, connect
-from moorage.machine_groups.names import GROUP_VERSION, MACHINE_TYPE, NAMESPACE, NODE_POOL
+from moorage.machine_groups.names import GROUP_VERSION, MACHINE_TYPE, NODE_POOL
 from moorage.machines.install import install
+from moorage.model.object_names import NAMESPACE
 from moorage_testkit.control_plane import ControlPlane
 from moorage_testkit.machine_cluster import MachineCluster, MachinesProcess
 from moorage_testkit.machines import machine

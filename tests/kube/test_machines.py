@@ -22,7 +22,6 @@ from moorage.machine_groups.names import (
     MACHINE_GROUP,
     MACHINE_TYPE,
     MESH,
-    NAMESPACE,
     NODE_POOL,
     ORIGIN,
     POD_ROLE,
@@ -31,6 +30,7 @@ from moorage.machine_groups.names import (
 from moorage.machines.install import install
 from moorage.machines.mesh_documents import write_documents
 from moorage.model.machines import MachineDocument
+from moorage.model.object_names import NAMESPACE
 from moorage_testkit.control_plane import ControlPlane
 from moorage_testkit.machine_cluster import MachineCluster, MachinesProcess, Refused
 from moorage_testkit.machines import machine

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from moorage.machine_groups.names import GROUP_VERSION, MACHINE_TYPE, NAMESPACE, NODE_POOL
+from moorage.machine_groups.names import GROUP_VERSION, MACHINE_TYPE, NODE_POOL
+from moorage.model.object_names import NAMESPACE
 from moorage.podspec import pinned_node
 from moorage_testkit.machine_cluster import MachineCluster, MachinesProcess, Refused
 from moorage_testkit.machines import machine

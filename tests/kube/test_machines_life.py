@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from moorage.kube import Api, ApiError, connect
-from moorage.machine_groups.names import DOMAIN, GROUP_VERSION, MACHINE_TYPE, NAMESPACE, POD_ROLE, SLOT_GATE
+from moorage.machine_groups.names import DOMAIN, GROUP_VERSION, MACHINE_TYPE, POD_ROLE, SLOT_GATE
 from moorage.machines.install import in_use, install, uninstall
+from moorage.model.object_names import NAMESPACE
 from moorage.podspec import pinned_node
 from moorage_testkit.agent_process import AgentProcess
 from moorage_testkit.control_plane import ControlPlane

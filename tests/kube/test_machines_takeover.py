@@ -20,7 +20,6 @@ from moorage.machine_groups.names import (
     GROUP_VERSION,
     MACHINE_GROUP,
     MACHINE_TYPE,
-    NAMESPACE,
     NODE_MARKS,
     NODE_POOL,
     OTHER_CONTROLLER,
@@ -31,6 +30,7 @@ from moorage.machine_groups.names import (
     SLOT_OF,
 )
 from moorage.machines.install import install
+from moorage.model.object_names import NAMESPACE
 from moorage_testkit.agent_process import AgentProcess
 from moorage_testkit.control_plane import ControlPlane
 from moorage_testkit.failpoints import Failpoints

@@ -15,6 +15,7 @@ from moorage.ledger import Ledger
 from moorage.model.claims import Claim, Commit, Decision, IntentRef, Slot
 from moorage.model.controllers import Controller
 from moorage.model.desired_state import ActionAnswer, ActionAsk, Contribution, DesiredRecord, Pins
+from moorage.model.object_names import DECISION
 from moorage.model.shapes import Shape, ShapedApp
 from moorage.model.slots import DeviceGrant
 from moorage.patcher.core.cluster_apps import ClusterApps
@@ -22,7 +23,6 @@ from moorage.patcher.core.contribution_checks import disagreements, unusable
 from moorage.patcher.core.contributions import MAX_BYTES, combine, read_answer
 from moorage.patcher.core.desired_state import confined_pods, held_pods, nodes_of, parts_of, pins_of
 from moorage.patcher.core.final_objects import (
-    DECISION_ANNOTATION,
     FinalObjects,
     preferred_nodes,
     required_nodes,
@@ -139,7 +139,7 @@ def test_every_kind_with_a_pod_template(kind: str) -> None:
     found = template(result)
     assert found is not None
     assert found["metadata"]["labels"] == {"app": "core", CLAIM: "c1"}
-    assert result["metadata"]["annotations"] == {DECISION_ANNOTATION: "d1"}
+    assert result["metadata"]["annotations"] == {DECISION: "d1"}
     if kind != "Pod":
         assert "annotations" not in found["metadata"], "a decision must never restart pods"
 

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from moorage.machine_groups.group_state import grants_text, read_grants
 from moorage.machine_groups.handover_records import StoredGrant
-from moorage.machine_groups.names import GUEST, MACHINE_TYPE, NAMESPACE, NODE_POOL, POD_ROLE
+from moorage.machine_groups.names import GUEST, MACHINE_TYPE, NODE_POOL, POD_ROLE
 from moorage.machine_groups.slot_assignment import MAX_GRANTS
 from moorage.machine_groups.windows import parse_time
 from moorage.model.machines import Grant
+from moorage.model.object_names import NAMESPACE
 from moorage.podspec import pinned_node
 from moorage_testkit.machine_world import World
 from moorage_testkit.machines import machine

@@ -14,7 +14,6 @@ from moorage.machine_groups.names import (
     GUEST,
     MACHINE_GROUP,
     MACHINE_TYPE,
-    NAMESPACE,
     NODE_MARKS,
     NODE_POOL,
     OTHER_FINALIZER,
@@ -24,6 +23,7 @@ from moorage.machine_groups.names import (
     SLOT_GATE,
     SLOT_OF,
 )
+from moorage.model.object_names import NAMESPACE
 from moorage_testkit.machine_world import TEAM, World
 from moorage_testkit.machines import machine
 

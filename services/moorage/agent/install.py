@@ -25,6 +25,7 @@ from moorage.kube import (
     apply_order,
 )
 from moorage.model.desired_state import DesiredApp
+from moorage.model.object_names import INSTALLER, NAMESPACE
 from moorage.model.status import Confirm
 
 from .app_reconciler import AppReconciler
@@ -32,7 +33,7 @@ from .app_records import AppRecord, AppRecords
 from .context import ClusterContext
 from .core.cluster_state import ClusterState
 from .core.owned_objects import Ref, label_of
-from .install_manifests import MANAGER, NAME, NAMESPACE, Object
+from .install_manifests import NAME, Object
 from .object_watches import ObjectWatches
 from .reporting import leave
 from .unrecorded_objects import UnrecordedObjects
@@ -50,7 +51,7 @@ async def join(api: Api, objects: list[Object], say: Say) -> None:
         kind = await kinds.find(obj["apiVersion"], obj["kind"])
         if kind is None:
             raise ApiError(404, "NoKind", f"the cluster has no kind {obj['kind']} in {obj['apiVersion']}")
-        _, created = await apply(api, kind, obj, force=True, manager=MANAGER)
+        _, created = await apply(api, kind, obj, force=True, manager=INSTALLER)
         say(f"{obj['kind']} {obj['metadata']['name']} {'created' if created else 'exists'}")
 
 

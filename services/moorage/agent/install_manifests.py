@@ -9,13 +9,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from moorage.model.object_names import NAMESPACE
 from moorage.podspec import ALLOCATES, DRA_LABEL
 
-NAMESPACE = "moorage-system"
 NAME = "moorage-agent"
 #: The rules of any ClusterRole with this label are added to the agent's rights.
 AGGREGATED = "moorage.dev/aggregate-to-agent"
-MANAGER = "moorage-join"
 #: Port of probes and metrics, of every worker of the image.
 METRICS = 9464
 IMAGE = "moorage"

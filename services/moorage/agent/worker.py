@@ -18,6 +18,7 @@ from moorage.dra import objects as dra
 from moorage.kube import Api, ApiError, LeaderElector, LeaderTerm, Reflector, Unreachable, connect
 from moorage.kube.objects import Key
 from moorage.model.names import cluster_tokens
+from moorage.model.object_names import NAMESPACE
 from moorage.podspec import ALLOCATES, DRA_LABEL
 from moorage.telemetry import ACTIVE, MetricValue
 
@@ -39,7 +40,6 @@ from .unrecorded_objects import UnrecordedObjects
 
 log = structlog.get_logger("agent")
 
-NAMESPACE = "moorage-system"
 LEASE = "moorage-agent"
 SESSION = "moorage.dev/session"
 DEVICES = "/apis/resource.k8s.io"

@@ -6,7 +6,8 @@ from base64 import b64encode
 from collections.abc import Mapping
 from typing import Any
 
-from moorage.machine_groups.names import MACHINE, MACHINE_TYPE, NAMESPACE, NAMESPACE_LABELS, SLOT_OF
+from moorage.machine_groups.names import MACHINE, MACHINE_TYPE, NAMESPACE_LABELS, SLOT_OF
+from moorage.model.object_names import NAMESPACE
 
 Object = dict[str, Any]
 NAME = "moorage-machines"

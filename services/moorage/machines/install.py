@@ -10,9 +10,10 @@ from urllib.parse import quote
 import msgspec
 
 from moorage.kube import Api, ApiDiscovery, ApiError, apply
-from moorage.machine_groups.names import GROUP_VERSION, MACHINE_TYPE, NAMESPACE, OTHER_NAMESPACE, SLOT_GATE
+from moorage.machine_groups.names import GROUP_VERSION, MACHINE_TYPE, OTHER_NAMESPACE, SLOT_GATE
 from moorage.machine_groups.node_marks import node_patch, node_view, recorded
 from moorage.machine_groups.pods import gates_of, is_over, left_over, was_let_in
+from moorage.model.object_names import INSTALLER, NAMESPACE
 
 from .crds import definitions
 from .hook_configurations import NAME, paths
@@ -21,7 +22,6 @@ from .other_controller import DEPLOYMENT
 
 Object = dict[str, Any]
 Say = Callable[[str], None]
-MANAGER = "moorage-join"
 #: How often it is looked, and after how many seconds, whether a process that still runs made something again.
 ROUNDS, ROUND = 20, 0.5
 _MERGE = "application/merge-patch+json"
@@ -42,7 +42,7 @@ async def install(
         kind = await kinds.find(obj["apiVersion"], obj["kind"])
         if kind is None:
             raise ApiError(404, "NoKind", f"the cluster has no kind {obj['kind']} in {obj['apiVersion']}")
-        _, created = await apply(api, kind, obj, force=True, manager=MANAGER)
+        _, created = await apply(api, kind, obj, force=True, manager=INSTALLER)
         say(f"{obj['kind']} {obj['metadata']['name']} {'created' if created else 'exists'}")
     # Where the hooks are, and whom to trust, is written by the worker.
     for obj in hooks():

@@ -8,8 +8,9 @@ from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
-from moorage.machine_groups.names import NAMESPACE, OTHER_CONTROLLER, OTHER_HOOKS, OTHER_NAMESPACE
+from moorage.machine_groups.names import OTHER_CONTROLLER, OTHER_HOOKS, OTHER_NAMESPACE
 from moorage.mesh.permissions import agent_user, machines_of
+from moorage.model.object_names import NAMESPACE
 
 from .crds import GROUP, definitions
 from .hook_configurations import NAME, mutating, validating

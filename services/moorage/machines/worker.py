@@ -24,15 +24,9 @@ from moorage.kube.objects import Key
 from moorage.machine_groups.cluster import ClusterMachines
 from moorage.machine_groups.effects import Effect
 from moorage.machine_groups.injection import MachineGroup
-from moorage.machine_groups.names import (
-    ENABLED,
-    GROUP_VERSION,
-    MACHINE_GROUP,
-    MACHINE_TYPE,
-    NAMESPACE,
-    NAMESPACE_LABELS,
-)
+from moorage.machine_groups.names import ENABLED, GROUP_VERSION, MACHINE_GROUP, MACHINE_TYPE, NAMESPACE_LABELS
 from moorage.machine_groups.objects import IMAGE, difference
+from moorage.model.object_names import NAMESPACE
 from moorage.telemetry import ProcessHealth
 from moorage.web import listener_of
 

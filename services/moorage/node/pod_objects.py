@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from moorage.model.object_names import CLAIM
 from moorage.qos.messages import PodSpec
-from moorage.qos.pods import CLAIM_LABEL, CONFIG_HASH, chosen_role, pod_spec
+from moorage.qos.pods import CONFIG_HASH, chosen_role, pod_spec
 
 _ENDED = frozenset({"Succeeded", "Failed"})
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
@@ -53,7 +54,7 @@ def told_by_runtime(
         type=kind,
         labels=dict(labels),
         annotations=dict(annotations),
-        claim=labels.get(CLAIM_LABEL, ""),
+        claim=labels.get(CLAIM, ""),
         problem=problem,
         requests_known=False,
     )

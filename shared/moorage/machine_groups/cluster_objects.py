@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from moorage.model.machines import Condition, Grant, Machine, Reservation, WaitingReason
+from moorage.model.object_names import NAMESPACE
 from moorage.model.problems import Violation
 
 from . import status
@@ -17,7 +18,7 @@ from .guest_shapes import GuestShapes
 from .handover import Handover
 from .handover_records import Guest, Stored, StoredGrant
 from .injection import MachineGroup, machine_type_of
-from .names import MACHINE_GROUP, NAMESPACE, machine_key, object_name
+from .names import MACHINE_GROUP, machine_key, object_name
 from .node_marks import NodeView, condition, node_view
 from .object_writes import Key, ObjectWrites
 from .objects import IMAGE

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from moorage.model.machines import Machine
+from moorage.model.object_names import CLAIM
 from moorage.parsing import format_amount, parse_amount, readable_amount
 from moorage.podspec import ContainerResources, container_resources, diff, pod_requests, with_required, with_value
 
@@ -27,7 +28,6 @@ from .objects import requirements, tolerations
 from .sizes import Size
 
 Pod = Mapping[str, Any]
-_CLAIM = "moorage.dev/claim"
 
 
 class MachineGroup:
@@ -134,7 +134,7 @@ def _refusal(
 ) -> Denied | None:
     allow = machine.allow
     # Who may use it by project is checked where the claim was decided.
-    decided = allow.projects and labels.get(_CLAIM)
+    decided = allow.projects and labels.get(CLAIM)
     if (allow.projects or allow.namespaces) and namespace not in allow.namespaces and not decided:
         return Denied("NotAllowed", f"namespace {namespace!r} may not use group {machine.group!r} (spec.allow)")
     if spec.get("nodeName"):

@@ -36,7 +36,6 @@ NODE_MARKS = "moorage.dev/machine-marks"
 SLOTS = "moorage.dev/slots"
 GRANTS = "moorage.dev/grants"
 
-NAMESPACE = "moorage-system"
 #: The controller that acts on Machines elsewhere, and what it leaves: StatefulSets and Services GROUP-TYPE in its namespace, and this
 #: finalizer on pools.
 OTHER_NAMESPACE, OTHER_CONTROLLER = "imperator-system", "imperator-controller"

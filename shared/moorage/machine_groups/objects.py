@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from moorage.model.machines import Machine
+from moorage.model.object_names import NAMESPACE
 from moorage.parsing import format_amount
 
 from .names import (
@@ -13,7 +14,6 @@ from .names import (
     GUEST,
     MACHINE_GROUP,
     MACHINE_TYPE,
-    NAMESPACE,
     NODE_POOL,
     POD_ROLE,
     RESERVATION,

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
+from moorage.model.object_names import CLAIM
 from moorage.podspec import pinned_node, pinned_to
 
 from .guest_nodes import shape_text
@@ -24,7 +25,6 @@ from .names import (
 )
 from .windows import deadline_seconds
 
-_CLAIM = "moorage.dev/claim"
 _DEFAULT_GRACE = 30
 Pod = Mapping[str, Any]
 
@@ -99,7 +99,7 @@ def left_over(pod: Pod) -> ReservationPod | None:
         bound=bool(spec.get("nodeName")),
         deleting="deletionTimestamp" in meta,
         unschedulable=_is_unschedulable(pod),
-        claim=labels.get(_CLAIM, ""),
+        claim=labels.get(CLAIM, ""),
     )
 
 
@@ -122,7 +122,7 @@ def guest(pod: Pod) -> Guest:
         deleting="deletionTimestamp" in meta,
         node=bound or ("" if gated else pinned_node(spec)),
         window=labels.get(WINDOW, ""),
-        claim=labels.get(_CLAIM, ""),
+        claim=labels.get(CLAIM, ""),
         owner=str(_owner(pod).get("kind", "")),
         shape=shape_text(spec),
         created=meta.get("creationTimestamp") or "",
@@ -173,7 +173,7 @@ def opening_patch(opening: Opening, spec: Mapping[str, Any], now: float) -> dict
     patch = pin_patch(guest.uid, guest.version, spec, [SLOT_GATE], grant.node)
     patch["metadata"]["annotations"] = {GRANTED_AT: str(int(now * 1000))}
     if not guest.claim:
-        patch["metadata"]["labels"] = {_CLAIM: grant.claim}
+        patch["metadata"]["labels"] = {CLAIM: grant.claim}
     if grant.until:
         patch["spec"]["activeDeadlineSeconds"] = max(1, deadline_seconds(grant.until, now, guest.grace, guest.seconds))
     return patch

@@ -3,10 +3,11 @@ changed in place, because thousands of clusters may share one object."""
 
 from __future__ import annotations
 
+from moorage.model.object_names import CLAIM, PARTS
+
 from .admission import Refusals, is_refusal
 from .claim_gate import (
     ALLOCATES,
-    CLAIM,
     CLASS_ALGORITHM,
     CLASS_OF_NEED,
     CLASS_OF_PIN,
@@ -14,7 +15,6 @@ from .claim_gate import (
     DEVICES_GATE,
     DRA_LABEL,
     GATE,
-    PARTS,
     PIN_PREFIX,
     PINNED_DEVICES,
     TEMPLATE_SHARES,

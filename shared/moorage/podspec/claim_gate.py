@@ -11,14 +11,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from moorage.model.desired_state import PinnedClaim
+from moorage.model.object_names import CLAIM
 
 from .host_ports import is_host_port, node_amount
 
-CLAIM = "moorage.dev/claim"
 #: The scheduling gate of pods that are pinned to slots.
-GATE = "moorage.dev/claim"
-#: The annotation with what the pods of a claim take of parts, by node.
-PARTS = "moorage.dev/parts"
+GATE = CLAIM
 #: Begins the names of DeviceClasses and templates that pin claims to devices.
 PIN_PREFIX = "moorage-"
 #: Annotations of a DeviceClass that pins a request: the class that was asked for, and the ids of the devices, as a JSON list.

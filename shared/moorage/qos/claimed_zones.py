@@ -7,8 +7,9 @@ from collections.abc import Iterable
 
 import msgspec
 
+from moorage.model.object_names import PARTS
+
 from .messages import PodSpec
-from .pods import PARTS_ANNOTATION
 
 _ZONE = re.compile(r"numa-([0-9]{1,5})", re.ASCII)
 #: A claim has at most so many runs on a node; an annotation is at most 256 KiB.
@@ -29,13 +30,13 @@ class BadClaim(ValueError):
 
 def seats(pod: PodSpec, node: str) -> list[int]:
     """Returns for each slot of the pod's claim on this node, in order, the zones it names; 0: any. Raises BadClaim."""
-    text = pod.annotations.get(PARTS_ANNOTATION, "")
+    text = pod.annotations.get(PARTS, "")
     if not text:
         return []
     try:
         runs = _decode(text).get(node, [])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadClaim(f"the annotation {PARTS_ANNOTATION} cannot be read: {error}") from None
+        raise BadClaim(f"the annotation {PARTS} cannot be read: {error}") from None
     found: list[int] = []
     for run in runs:
         mask = 0

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import msgspec
 
 from moorage.model.base import Model
+from moorage.model.object_names import CLAIM
 
 from .bound_zones import roles_by_zone
 from .cpu_choice import NotEnoughCpus, take_cpus
@@ -35,8 +36,6 @@ from .messages import (
 from .node_policy import RoleSpec
 from .state_file import BadState, seal, unseal
 from .topology_hints import Hint
-
-CLAIM = "moorage.dev/claim"
 
 
 class _State(Model, kw_only=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from moorage.model.object_names import CLAIM
 from moorage.parsing import parse_nanos
 
 from .messages import ContainerSpec, ContainerType, PodSpec
@@ -15,8 +16,6 @@ ROLE_LABEL = "katalyst.kubewharf.io/pod_role"
 TYPE_ANNOTATIONS = ("moorage.dev/resource-type", "kubernetes.io/resource-type")
 TYPE_LABEL = "katalyst.kubewharf.io/pod_type"
 MAIN_CONTAINER = "kubernetes.io/main-container-name"
-CLAIM_LABEL = "moorage.dev/claim"
-PARTS_ANNOTATION = "moorage.dev/parts"
 #: Of static pods: the uid under which the runtime knows them.
 CONFIG_HASH = "kubernetes.io/config.hash"
 
@@ -68,7 +67,7 @@ def pod_spec(manifest: Mapping[str, Any], *, by_config_hash: bool = False) -> Po
         annotations=annotations,
         containers=containers,
         requests=_of_pod(spec),
-        claim=labels.get(CLAIM_LABEL, ""),
+        claim=labels.get(CLAIM, ""),
         host_network=bool(spec.get("hostNetwork")),
         problem=problem,
     )

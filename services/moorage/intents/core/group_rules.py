@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from moorage.model.object_names import CLAIM
 from moorage.model.shapes import PodRule, Requirement
 from moorage.selectors import requirement_matches
 
@@ -19,7 +20,7 @@ from .pod_templates import PodTemplate
 _canonical = msgspec.json.Encoder(order="deterministic").encode
 _NAMESPACE = "kubernetes.io/metadata.name"
 #: Labels that controllers give to pods: all pods of an object have the same value, which nobody can know before.
-_OF_OBJECT = ("moorage.dev/claim",)
+_OF_OBJECT = (CLAIM,)
 _GENERATED = {
     "Deployment": ("pod-template-hash",),
     "StatefulSet": ("controller-revision-hash",),

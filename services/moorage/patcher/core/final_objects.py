@@ -11,6 +11,7 @@ import msgspec
 from moorage.collections import LruDict
 from moorage.model.claims import Claim
 from moorage.model.desired_state import Contribution
+from moorage.model.object_names import DECISION
 from moorage.model.slots import names_parts, own_parts
 from moorage.podspec import (
     CLAIM,
@@ -31,7 +32,6 @@ from moorage.podspec.slot_views import readable_parts
 from .device_pins import ClassNeeds, DevicePins, without_classes
 from .device_resources import with_device_resources
 
-DECISION_ANNOTATION = "moorage.dev/decision"
 HOSTNAME = "kubernetes.io/hostname"
 #: Kubernetes' largest weight: the claimed nodes outweigh what the manifest itself prefers.
 CLAIMED_WEIGHT = 100
@@ -146,7 +146,7 @@ def with_contributions(
 def _with_contributions(manifest: Manifest, contributions: Sequence[Contribution], decision: str) -> Manifest:
     values: list[tuple[Sequence[str], Any]] = [(parse_pointer(c.path), c.value) for c in contributions if c.op == "set"]
     values.sort(key=lambda entry: len(entry[0]))  # what is inside another value is set after it
-    values.append((("metadata", "annotations", DECISION_ANNOTATION), decision))
+    values.append((("metadata", "annotations", DECISION), decision))
     manifest = with_values(manifest, values)
     for op in ("require", "prefer"):
         for contribution in contributions:

@@ -13,10 +13,11 @@ from typing import Any
 from moorage.machine_groups.cluster import ClusterMachines
 from moorage.machine_groups.effects import Effect
 from moorage.machine_groups.injection import Denied, inject
-from moorage.machine_groups.names import MESH, NAMESPACE, ORIGIN
+from moorage.machine_groups.names import MESH, ORIGIN
 from moorage.machine_groups.reports import MeshReports
 from moorage.machine_groups.written import document_of
 from moorage.model.machines import MachinesSync, MachinesSynced
+from moorage.model.object_names import NAMESPACE
 from moorage.podspec.json_patch import merge_patch
 
 from .cluster_spec import HOSTNAME, ClusterSpec

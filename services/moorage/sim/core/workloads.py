@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 import msgspec
 
 from moorage.machine_groups.names import MACHINE_TYPE
+from moorage.model.object_names import DECISION
 from moorage.model.status import ObjectStatus
 from moorage.podspec import REPLICATED, object_key, template
 
 from .pod_needs import PodNeed, read_template
 from .scheduler import SchedulerNode
 
-DECISION = "moorage.dev/decision"
 #: The label by which a controller tells apart the pods of its revisions.
 _REVISION = {
     "Deployment": "pod-template-hash",
