@@ -11,6 +11,8 @@ import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 from hypothesis.internal.conjecture import providers
 
+from moorage_testkit import seeds
+
 pytest_plugins = ["moorage_testkit.plugin"]
 
 # How long an example takes says nothing on a busy machine; the same code is tested with the same examples.
@@ -43,6 +45,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 def _scope(file: str) -> str:
     return f"{COSTLY}fleet" if file in FLEET_OF_CLUSTERS else file
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    seeds.with_long = config.option.markexpr != "not long"
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
