@@ -236,10 +236,10 @@ def test_parts_tell_by_which_classes_they_are_selected(mesh: Mesh) -> None:
 
 def test_explanations_count_each_requirement(mesh: Mesh) -> None:
     found = json.loads(cli(mesh, "explain", "class", "nvidia.high.mem", "-o", "json"))
-    assert (found["devices"], found["selected"], found["healthy"], found["free"]) == (4, 2, 2, "5")
+    assert (found["devices"], found["selected"], found["healthy"], found["free"]) == (11, 5, 5, "5")
     assert [(one["key"], one["matching"], one["remaining"]) for one in found["terms"][0]["requirements"]] == [
-        ("Kind", 3, 3),
-        ("memory", 2, 2),
+        ("Kind", 7, 7),
+        ("memory", 5, 5),
     ]
     unsaved = HIGH_MEM.replace("30G", "90G")
     text = cli(mesh, "explain", "class", "-f", "-", "--cluster", "lab/b", data=unsaved)

@@ -10,13 +10,14 @@ from numpy.typing import NDArray
 
 from moorage.classes import Selector, class_warnings, compile_class, holds
 from moorage.fleet import DeviceCount, Fleet, device_properties, format_units, selected_rows
-from moorage.fleet.class_status import Devices, devices_in
+from moorage.fleet.class_status import MILLI, Devices, devices_in
 from moorage.model.part_requests import PropertyCondition
 from moorage.model.resource_classes import ResourceClassSpec
 
 from .class_schemas import ClassExplained, DeviceAmounts, NearestMiss, RequirementCount, TermCount
 
 Mask = NDArray[np.bool_]
+_ALL = slice(None)
 
 
 def amounts_of(count: DeviceCount) -> DeviceAmounts:
@@ -44,10 +45,10 @@ def explain_class(
     return ClassExplained(
         name=name,
         cluster=cluster,
-        devices=len(devices.rows),
+        devices=_number(devices),
         terms=[_term(fleet, devices, alternative) for alternative in selector.alternatives],
-        selected=int(chosen.sum()),
-        healthy=int(healthy.sum()),
+        selected=_number(devices, chosen),
+        healthy=_number(devices, healthy),
         allocatable=amounts.allocatable,
         requested=amounts.requested,
         free=amounts.free,
@@ -59,6 +60,11 @@ def explain_class(
 
 def _count(devices: Devices, chosen: Mask) -> DeviceCount:
     return DeviceCount(int(devices.units[chosen].sum()), int(devices.taken[chosen].sum()))
+
+
+def _number(devices: Devices, chosen: Mask | slice = _ALL) -> int:
+    """Returns how many devices these are: of a group of equal ones all."""
+    return int((devices.units[chosen] // MILLI).sum())
 
 
 def _term(fleet: Fleet, devices: Devices, alternative: Sequence[PropertyCondition]) -> TermCount:
@@ -74,14 +80,14 @@ def _term(fleet: Fleet, devices: Devices, alternative: Sequence[PropertyConditio
                 key=one.key,
                 operator=one.operator,
                 values=list(one.values),
-                matching=int(met.sum()),
-                remaining=int(remaining.sum()),
+                matching=_number(devices, met),
+                remaining=_number(devices, remaining),
             )
         )
     nearest = None
     if len(failed) and not remaining.any():
         nearest = _nearest(fleet, int(devices.rows[int(np.argmin(failed))]), alternative)
-    return TermCount(requirements=counts, selected=int(remaining.sum()), nearest=nearest)
+    return TermCount(requirements=counts, selected=_number(devices, remaining), nearest=nearest)
 
 
 def _nearest(fleet: Fleet, row: int, alternative: Sequence[PropertyCondition]) -> NearestMiss:
