@@ -349,3 +349,37 @@ def test_an_extended_resource_is_served_by_the_devices_of_the_decision(
     until(lambda: why(mesh, "extended")["phase"] == "Running" and len(allocated(plane)) == 2, 60, "it gets it then")
     remove(mesh, "extended")
     until(lambda: not allocated(plane), 60, "all are given back")
+
+
+def test_pods_with_devices_of_a_plugin_say_so(
+    mesh: Mesh, agents: dict[str, AgentProcess], planes: list[ControlPlane]
+) -> None:
+    """The cluster has an extended resource; the kubelet chooses which of its devices a pod gets."""
+    plane = planes[2]
+    conditions = [{"key": "Kind", "operator": "Eq", "values": ["nvidia-gpu"]}]
+    spec = {"resourceSelector": [{"matchExpressions": conditions}]}
+    made = {"kind": "ResourceClass", "metadata": {"name": "any.nvidia"}, "spec": spec}
+    done = mesh.run("apply", "-f", "-", data=json.dumps(made).encode())
+    assert done.returncode == 0, done.stderr.decode()
+    wanted = document("story", "a")
+    (app,) = wanted["spec"]["apps"]
+    app["manifests"] = [web := app["manifests"].pop()]
+    pod = web["spec"]["template"]["spec"]
+    del pod["resourceClaims"]
+    pod["containers"][0]["resources"] = {"limits": {"any.nvidia": 2}}
+    apply(mesh, wanted)
+    running(mesh, "story")
+
+    def written() -> list[dict[str, Any]]:
+        (found,) = pods(plane, "story")
+        assert found["spec"]["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "2"}
+        annotations = found["metadata"].get("annotations") or {}
+        entries: list[dict[str, Any]] = json.loads(annotations.get("moorage.dev/devices", "[]"))
+        return entries
+
+    (entry,) = until(written, 40, "its devices are written on the pod")
+    assert (entry["class"], entry["containers"], entry["quantity"]) == ("any.nvidia", ["main"], 2)
+    (part,) = entry["parts"]
+    assert part.startswith("core-1-n") and part.endswith("/nvidia.com/gpu") and entry["decision"] and entry["classUid"]
+    remove(mesh, "story")
+    assert mesh.run("delete", "resourceclass", "any.nvidia").returncode == 0

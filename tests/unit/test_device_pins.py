@@ -10,7 +10,7 @@ import pytest
 from moorage.agent.core import kube_types
 from moorage.agent.core.claim_allocation import GatedClaims
 from moorage.agent.core.cluster_state import ClusterState
-from moorage.agent.core.device_annotations import DeviceAnnotations
+from moorage.agent.core.device_annotations import DeviceAnnotations, read_slot_devices
 from moorage.agent.core.kube_types import Pod
 from moorage.cel import CelDevice, compile_selector
 from moorage.dra import objects as dra
@@ -552,3 +552,56 @@ def test_pods_say_which_devices_the_cluster_gave_them() -> None:
     assert found.annotations["scheduler.alpha.kubernetes.io/resClass_gpu_g2"] is None
     annotations.drop_pod("p")
     assert annotations.is_idle
+
+
+def test_pods_say_which_devices_without_claims_their_slots_name() -> None:
+    """The story of the proposal: a device plugin's devices are written on the pod by class and name."""
+    version = {"tesla": ClassVersion(uid="u", spec="s", algorithm="default")}
+
+    def slot(name: str, count: int = 1) -> Slot:
+        part = f"n0/{name}"
+        grants = [DeviceGrant(part=part, need="gpu", name="NVIDIA_GPU", amount=1, resource_class="tesla")] * 4
+        pages = DeviceGrant(
+            part="n0/hugepages-1Gi", need="mem", name="hugepages-1Gi", amount=2 << 30, resource_class="m"
+        )
+        parts = {part: {"NVIDIA_GPU": 4}, "n0/hugepages-1Gi": {"hugepages-1Gi": 2 << 30}}
+        return Slot(node="n0", count=count, resources={"pods": 1}, parts=parts, devices=[*grants, pages])
+
+    def pod(uid: str, claim_: str = "c1", **annotations: str) -> tuple[Key, Pod]:
+        metadata = {"name": uid, "namespace": "d", "uid": uid, "resourceVersion": "1", "annotations": annotations}
+        found = {"metadata": metadata | {"labels": {"moorage.dev/claim": claim_}}, "spec": {"nodeName": "n0"}}
+        return Key("d", uid), kube_types.pod(msgspec.json.encode(found))
+
+    made = claim("Deployment/web")
+    made.slots, made.classes = [slot("nvidia-tesla-gpu"), slot("other")], version
+    (web,) = FinalObjects([deployment("web")], [], {}, "d").on_cluster("p/c", [made])
+    runs = read_slot_devices(web["metadata"]["annotations"]["moorage.dev/slot-devices"])
+    known: dict[str, Any] = {}
+    annotations = DeviceAnnotations(lambda *_: None, lambda _: "d1", lambda _: "", lambda: known)
+    for one in (pod("b"), pod("a"), pod("x", "another")):
+        annotations.put_pod(*one)
+    assert list(annotations.missing()) == [] and annotations.is_idle, "nothing is known of the claim yet"
+    known = runs
+    annotations.check_slots()
+    first, second = annotations.missing()
+    legacy = "scheduler.alpha.kubernetes.io/resClass"
+    assert first.uid == "a" and first.annotations[f"{legacy}_tesla_nvidia-tesla-gpu"] == "4"
+    assert second.uid == "b" and second.annotations[f"{legacy}_tesla_other"] == "4"
+    assert second.annotations[f"{legacy}_m_hugepages-1Gi"] == "2"
+    entry, _ = msgspec.json.decode(first.annotations["moorage.dev/devices"] or "")
+    assert entry == {
+        "class": "tesla",
+        "classUid": "u",
+        "algorithm": "default",
+        "request": "gpu",
+        "containers": ["c"],
+        "parts": ["n0/nvidia-tesla-gpu"],
+        "quantity": 4,
+        "decision": "d1",
+    }
+    annotations.put_pod(*pod("a", **{k: v or "" for k, v in first.annotations.items()}))
+    assert [one.uid for one in annotations.missing()] == []
+    known = {"c1": []}  # the claim has no such devices any more
+    annotations.check_slots()
+    left = {one.uid: set(one.annotations.values()) for one in annotations.missing()}
+    assert left == {"a": {None}}

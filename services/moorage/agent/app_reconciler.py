@@ -19,11 +19,12 @@ from moorage.dra.slices import Devices
 from moorage.kube import ApiError, ApiResource, Unreachable, apply_order
 from moorage.model.desired_state import DesiredApp, Pins
 from moorage.model.status import Confirm, ObjectStatus
-from moorage.podspec import object_key
+from moorage.podspec import SLOT_DEVICES, object_key
 from moorage.telemetry import HANDLED, Handled, tracing
 
 from .app_records import AppRecord, AppRecordContent
 from .context import ClusterContext
+from .core.device_annotations import SlotRun, read_slot_devices
 from .core.owned_objects import Manifest, Ref, is_listed, objects_of, ref_of
 from .managed_app import ManagedApp, Overtaken
 from .object_health import EVENTS_INTERVAL, check_health
@@ -83,6 +84,16 @@ class AppReconciler:
         """Returns the decision of a claim, if it is the app's."""
         desired = self._app.desired
         return desired.decision if desired is not None and claim in desired.claims else ""
+
+    def slot_devices(self) -> dict[str, list[SlotRun]]:
+        """Returns the devices that slots name and no ResourceClaim allocates, by claim."""
+        found: dict[str, list[SlotRun]] = {}
+        for managed in self._app.objects.values():
+            text = (managed.obj["metadata"].get("annotations") or {}).get(SLOT_DEVICES)
+            if text:
+                with contextlib.suppress(msgspec.MsgspecError):  # what somebody else wrote there says nothing
+                    found |= read_slot_devices(text)
+        return found
 
     def set_desired(self, desired: DesiredApp) -> None:
         if self._app.desired is None or desired.version > self._app.desired.version:

@@ -33,6 +33,11 @@ class PodAnnotator:
         self._writing.discard(pod.metadata.uid)
         self.changed()
 
+    def objects_changed(self) -> None:
+        """Looks again at pods of which slots may name other devices."""
+        self._annotations.check_slots()
+        self.changed()
+
     def changed(self) -> None:
         if not self._annotations.is_idle:
             self._changed.set()

@@ -28,7 +28,7 @@ from .claim_gates import ClaimGates
 from .context import ClusterContext
 from .core import kube_types
 from .core.cluster_state import ClusterState
-from .core.device_annotations import DeviceAnnotations
+from .core.device_annotations import DeviceAnnotations, SlotRun
 from .desired_state import DesiredStateClient
 from .device_allocation import DeviceAllocation
 from .device_evictions import DeviceEvictions
@@ -193,9 +193,17 @@ class Agent:
         def decision_of(claim: str) -> str:
             return next((found for app in apps.values() if (found := app.decision_of(claim))), "")
 
+        def slot_devices() -> dict[str, list[SlotRun]]:
+            return {claim: runs for app in apps.values() for claim, runs in app.slot_devices().items()}
+
         annotator = PodAnnotator(
-            self.api, term, DeviceAnnotations(wanted, decision_of, state.device_classes.uid), spawn
+            self.api, term, DeviceAnnotations(wanted, decision_of, state.device_classes.uid, slot_devices), spawn
         )
+
+        def objects_changed() -> None:
+            allocation.changed()
+            annotator.objects_changed()
+
         evictions = DeviceEvictions(self.api, term, spawn)
         watchers = (allocation, annotator, evictions)
         reflectors = self._reflectors(state, gates, watchers, evictions, (version, rules), devices_changed)
@@ -227,7 +235,7 @@ class Agent:
             self.api, spawn, lambda label: desired.wake(label), lambda kind, live: unrecorded.learn_object(kind, live)
         )
         cluster = ClusterContext(self.api, term, records, watches, state, apps)
-        cluster.allocates, cluster.objects_changed = allocates, allocation.changed
+        cluster.allocates, cluster.objects_changed = allocates, objects_changed
         desired = DesiredStateClient(
             self.bus, self.cluster, cluster, apps, spawn, lambda: reporting.period, gates.set_pins
         )

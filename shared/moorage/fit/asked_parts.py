@@ -89,9 +89,9 @@ class Asked:
 
     def _always_reads(self, layout: Layout) -> bool:
         static = StaticInside.of(layout)
-        return self._relates_identities or any(
-            class_name(ask, static.table) in static.identity_classes for ask in self._asks if static.identity_classes
-        )
+        if self._relates_identities or not static.identity_classes:
+            return self._relates_identities
+        return any(class_name(ask, static.table) in static.identity_classes for ask in self._asks)
 
     def explicit_on(self, static: StaticInside) -> bool:
         """Returns whether parts of nodes of a layout are asked for: by the shape, or because CPUs of one's own are of zones."""
@@ -103,7 +103,7 @@ class Asked:
         cores = self.cores if static.gives_exclusive else 0
         if cores:
             of_layout = static.largest.get(EXCLUSIVE, 0)
-        counted = frozenset(self._extended - static.table.serving.keys())
+        counted = frozenset(self._extended - static.table.serving.keys()) if self._extended else None
         key = static.zone_classes if self.one_zone or in_zone else None, shared or not self.shared, (of_layout, counted)
         found = self._requests.get(key)
         if found is None:

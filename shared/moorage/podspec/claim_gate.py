@@ -17,6 +17,8 @@ from .host_ports import is_host_port, node_amount
 
 #: The scheduling gate of pods that are pinned to slots.
 GATE = CLAIM
+#: The annotation of an object with the devices that slots of its claim name and pods get without ResourceClaims, as JSON.
+SLOT_DEVICES = "moorage.dev/slot-devices"
 #: Begins the names of DeviceClasses and templates that pin claims to devices.
 PIN_PREFIX = "moorage-"
 #: Annotations of a DeviceClass that pins a request: the class that was asked for, and the ids of the devices, as a JSON list.

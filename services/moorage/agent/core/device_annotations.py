@@ -1,9 +1,10 @@
-"""Works out what is written on pods about their devices: what the cluster allocated, whatever was chosen before. Pure."""
+"""Works out what is written on pods about their devices: what the cluster allocated, whatever was chosen before; of devices that no
+ResourceClaim allocates, those that their slots name. Pure."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -20,6 +21,8 @@ DEVICES = "moorage.dev/devices"
 #: Begins annotations of the form PREFIX_CLASS_DEVICE: QUANTITY.
 LEGACY = "scheduler.alpha.kubernetes.io/resClass"
 _LEGAL = re.compile("[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", re.ASCII)
+#: Begins a part's path in its node where that is in a zone.
+_ZONE = re.compile("^numa-[0-9]+/")
 #: What chooses devices for requests of ResourceClaims.
 _BY_CLAIM = "first-fit"
 _encode = msgspec.json.Encoder(order="sorted").encode
@@ -32,6 +35,28 @@ class _Use(NamedTuple):
     claim: str
     template: str
     containers: tuple[tuple[str, str], ...]  # container and request
+
+
+class SlotDevices(msgspec.Struct, kw_only=True):
+    """Devices of one need of a pod that no ResourceClaim allocates: how many of each part."""
+
+    name: str = msgspec.field(name="class", default="")
+    class_uid: str = msgspec.field(name="classUid", default="")
+    algorithm: str = ""
+    request: str = ""
+    containers: list[str] = []
+    parts: dict[str, int] = {}
+
+
+class SlotRun(msgspec.Struct, kw_only=True):
+    """So many slots of one node with the same devices."""
+
+    node: str
+    count: int = 1
+    devices: list[SlotDevices] = []
+
+
+read_slot_devices = msgspec.json.Decoder(dict[str, list[SlotRun]]).decode
 
 
 class _Class(NamedTuple):
@@ -49,6 +74,7 @@ class _Pod(NamedTuple):
     claim: str
     annotations: dict[str, str]
     uses: tuple[_Use, ...]
+    node: str
 
 
 class PodAnnotations(NamedTuple):
@@ -62,15 +88,17 @@ class PodAnnotations(NamedTuple):
 
 class DeviceAnnotations:
     """Knows the bound pods of claims that have devices. `wanted` returns an object that an app wants, by kind, namespace and name;
-    `decision_of` the decision of a claim; `uid_of` the uid of a DeviceClass, or ""."""
+    `decision_of` the decision of a claim; `uid_of` the uid of a DeviceClass, or ""; `slots` what slots name that no ResourceClaim
+    allocates, by claim."""
 
     def __init__(
         self,
         wanted: Callable[[str, str, str], Manifest | None],
         decision_of: Callable[[str], str],
         uid_of: Callable[[str], str],
+        slots: Callable[[], Mapping[str, Sequence[SlotRun]]] = dict,
     ) -> None:
-        self._wanted, self._decision_of, self._uid_of = wanted, decision_of, uid_of
+        self._wanted, self._decision_of, self._uid_of, self._slots = wanted, decision_of, uid_of, slots
         self._pods: dict[str, _Pod] = {}
         self._users: dict[Key, set[str]] = {}  # pods by claim
         self._unchecked: set[str] = set()
@@ -85,7 +113,7 @@ class DeviceAnnotations:
         meta, spec = pod.metadata, pod.spec
         self.drop_pod(meta.uid)
         claim = (meta.labels or {}).get(CLAIM, "")
-        if not claim or not spec.node_name or not spec.resource_claims or meta.deletion_timestamp is not None:
+        if not claim or not spec.node_name or meta.deletion_timestamp is not None:
             return
         made = pod.made_claims
         containers = [*(spec.containers or ()), *(spec.init_containers or ())]
@@ -100,10 +128,10 @@ class DeviceAnnotations:
                     if one.name == entry.name
                 ),
             )
-            for entry in spec.resource_claims
+            for entry in spec.resource_claims or ()
         )
         own = {k: v for k, v in (meta.annotations or {}).items() if k == DEVICES or k.startswith(LEGACY)}
-        self._pods[meta.uid] = _Pod(key, meta.uid, meta.resource_version, claim, own, uses)
+        self._pods[meta.uid] = _Pod(key, meta.uid, meta.resource_version, claim, own, uses, spec.node_name)
         self._unchecked.add(meta.uid)
         for use in uses:
             self._users.setdefault(Key(key.namespace, use.claim), set()).add(meta.uid)
@@ -123,6 +151,11 @@ class DeviceAnnotations:
         if uid in self._pods:
             self._unchecked.add(uid)
 
+    def check_slots(self) -> None:
+        """Looks again at the pods of which slots may name other devices now."""
+        slots = self._slots()
+        self._unchecked |= {uid for uid, pod in self._pods.items() if pod.claim in slots} if slots else set()
+
     def put_claim(self, key: Key, found: DeviceClaim) -> None:
         self._results[key] = found.results
         self._unchecked |= self._users.get(key, set())
@@ -133,6 +166,7 @@ class DeviceAnnotations:
     def missing(self) -> Iterator[PodAnnotations]:
         """Yields the pods whose annotations say something else than the status of their claims. A pod whose template is not known,
         as after a restart, is looked at again later."""
+        slots = self._slots() if self._unchecked else {}
         for uid in sorted(self._unchecked):
             pod = self._pods[uid]
             uses = [use for use in pod.uses if use.claim]
@@ -140,17 +174,48 @@ class DeviceAnnotations:
             if any(self._wanted("ResourceClaimTemplate", pod.key.namespace, name) is None for name in pinned):
                 continue
             self._unchecked.discard(uid)
-            if not uses or not all(self._results.get(Key(pod.key.namespace, use.claim)) for use in uses):
+            if not all(self._results.get(Key(pod.key.namespace, use.claim)) for use in uses):
                 continue
-            wanted = self._annotations(pod, uses)
+            named = self._named(pod, slots.get(pod.claim, ()))
+            if not uses and not named and pod.claim not in slots:
+                continue  # it has no devices, or what its slots name is not known yet
+            wanted = self._annotations(pod, uses, named) if uses or named else {}
             if wanted != pod.annotations:
                 gone = dict.fromkeys(pod.annotations.keys() - wanted.keys())
                 yield PodAnnotations(pod.key, pod.uid, pod.version, {**wanted, **gone})
 
-    def _annotations(self, pod: _Pod, uses: list[_Use]) -> dict[str, str]:
+    def _named(self, pod: _Pod, runs: Sequence[SlotRun]) -> Sequence[SlotDevices]:
+        """Returns the devices of the pod's slot. Those of slots of one node are dealt to its pods in the order of these."""
+        here = [run for run in runs if run.node == pod.node]
+        if len(here) < 2:
+            return here[0].devices if here else ()
+        places = [run for run in here for _ in range(run.count)]
+        mates = sorted(uid for uid, other in self._pods.items() if (other.claim, other.node) == (pod.claim, pod.node))
+        return places[min(mates.index(pod.uid), len(places) - 1)].devices
+
+    def _annotations(self, pod: _Pod, uses: list[_Use], named: Sequence[SlotDevices]) -> dict[str, str]:
         entries: list[Manifest] = []
         legacy: dict[str, int] = {}
         decision = self._decision_of(pod.claim)
+        for one in named:
+            entries.append(
+                {
+                    "class": one.name,
+                    "classUid": one.class_uid,
+                    "request": one.request,
+                    "containers": one.containers,
+                    "parts": sorted(one.parts),
+                    "quantity": sum(one.parts.values()),
+                    "algorithm": one.algorithm,
+                    "decision": decision,
+                }
+            )
+            for part, count in one.parts.items():
+                device = _ZONE.sub("", part.removeprefix(f"{pod.node}/"))
+                suffix = f"resClass_{one.name}_{device}"
+                if one.name and _LEGAL.fullmatch(suffix):
+                    key = f"{LEGACY}_{one.name}_{device}"
+                    legacy[key] = legacy.get(key, 0) + count
         for use in uses:
             classes = self._classes(pod.key.namespace, use.template)
             by_request: dict[str, list[AllocatedDevice]] = {}

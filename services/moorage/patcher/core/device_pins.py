@@ -117,6 +117,8 @@ def pins_by_claim(decision: Decision) -> dict[str, str]:
     for claim in decision.claims:
         if devices := devices_of(claim):
             found[claim.id] = [devices, claim.vacated] if claim.vacated else devices
+        elif any(slot.devices for slot in claim.slots):
+            found[claim.id] = [[slot.node, slot.count, [grant.part for grant in slot.devices]] for slot in claim.slots]
     return {ident: hashlib.blake2b(_encode(devices), digest_size=8).hexdigest() for ident, devices in found.items()}
 
 

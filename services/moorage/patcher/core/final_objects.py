@@ -31,6 +31,7 @@ from moorage.podspec.slot_views import readable_parts
 
 from .device_pins import ClassNeeds, DevicePins, without_classes
 from .device_resources import with_device_resources
+from .slot_devices import with_slot_devices
 
 HOSTNAME = "kubernetes.io/hostname"
 #: Kubernetes' largest weight: the claimed nodes outweigh what the manifest itself prefers.
@@ -115,7 +116,8 @@ class FinalObjects:
         if claim.id in self._held:
             manifest = with_value(manifest, ["spec", "replicas"], self._held[claim.id])
         needs = self._needs.get(claim.object)
-        manifest = with_device_resources(manifest, claim, needs.containers if needs is not None else {})
+        containers = needs.containers if needs is not None else {}
+        manifest = with_slot_devices(with_device_resources(manifest, claim, containers), claim, containers)
         return with_claim(manifest, claim, self._nodes.get(claim.id, ()), self._parts.get(claim.id, ""))
 
 
