@@ -113,6 +113,23 @@ def test_classes_among_the_resources_of_a_manifest_are_needs() -> None:
     assert [(g.suffix, g.devices[0].count) for g in beside.groups] == [("a", 3), ("a.manifest", 1)]
 
 
+def test_each_container_that_requests_a_class_has_its_own_devices() -> None:
+    given = validate.accept(
+        _document(
+            [],
+            [
+                {"name": "main", "resources": {"limits": {"big": 2}}},
+                {"name": "side", "resources": {"limits": {"big": "500m", "one": 1}}},
+            ],
+        ),
+        {},
+    )
+    assert isinstance(given, Accepted)
+    (shape,) = resolve(given, []).apps[0].shapes
+    found = [(g.suffix, g.devices[0].resource_class, g.devices[0].count, g.devices[0].share) for g in shape.groups]
+    assert found == [("big.main", "big", 2, 0), ("big.side", "big", 1, 500), ("one", "one", 1, 0)]
+
+
 def test_an_optional_need_for_devices_is_granted_or_not() -> None:
     shape = _shape(_consumer({"name": "gpu", "class": "a", "weight": 5}))
     assert shape.groups == [PartGroup(suffix="gpu", devices=(DeviceAsk(resource_class="a"),), optional=True)]

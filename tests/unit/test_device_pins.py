@@ -23,10 +23,11 @@ from moorage.intents.core.manifest_rules import read_objects
 from moorage.intents.core.shapes import app_shapes
 from moorage.kube.objects import Key
 from moorage.model.claims import Claim, IntentRef
+from moorage.model.groups import Revision
 from moorage.model.part_requests import AttributeRelation, ClassVersion, DeviceAsk
-from moorage.model.shapes import Shape
+from moorage.model.shapes import Shape, ShapedApp
 from moorage.model.slots import DeviceGrant, Slot, names_parts, own_parts
-from moorage.patcher.core.device_pins import ClassNeeds, DevicePins, devices_of
+from moorage.patcher.core.device_pins import ClassNeeds, DevicePins, class_needs, devices_of
 from moorage.patcher.core.final_objects import FinalObjects
 from moorage.podspec import CLASS_OF_NEED, CLASS_OF_PIN, CLASS_UID, PINNED_DEVICES, TEMPLATE_SLOTS
 
@@ -317,6 +318,33 @@ def test_classes_that_containers_request_are_taken_out() -> None:
     ]
     (found,) = FinalObjects([web], [], {}, "d").on_cluster("p/c", [])
     assert found["spec"]["template"]["spec"]["containers"][0]["resources"] == {"limits": {"cpu": 1}}
+
+
+def test_each_container_claims_the_devices_that_it_requests() -> None:
+    web = deployment("web")
+    spec = web["spec"]["template"]["spec"]
+    spec["containers"] = [
+        {"name": "a", "resources": {"limits": {"big": 2}}},
+        {"name": "b", "resources": {"limits": {"big": 1, "one": 1}}},
+    ]
+    spec["initContainers"] = [{"name": "load", "resources": {"limits": {"big": 1}}}]
+    (shape,), _ = shapes(web)
+    assert [(g.suffix, g.devices[0].count) for g in shape.groups] == [("big.a", 2), ("big.b", 1), ("one", 1)]
+    record = Revision(group="g", revision=1, tenant="p", apps=[ShapedApp(name="web", shapes=[shape])])
+    needs = class_needs(record, "web", [web])["Deployment/web"]
+    assert needs.containers == {"big.a": {"a", "load"}, "big.b": {"b"}, "one": {"b"}}
+    grants = [("n0", "g1", "big.a"), ("n0", "g2", "big.a"), ("n0", "g3", "big.b"), ("n0", "g4", "one")]
+    made = claim("Deployment/web", *grants)
+    parts = {part: amounts for slot in made.slots for part, amounts in slot.parts.items()}
+    devices = [grant for slot in made.slots for grant in slot.devices]
+    made.slots = [Slot(node="n0", parts=parts, devices=devices)]
+    found = FinalObjects([web], [], {}, "d", needs={"Deployment/web": needs}).on_cluster("p/c", [made])
+    spec = found[0]["spec"]["template"]["spec"]
+    claimed = {
+        one["name"]: [entry["request"] for entry in one["resources"]["claims"]]
+        for one in [*spec["initContainers"], *spec["containers"]]
+    }
+    assert claimed == {"load": ["need-0"], "a": ["need-0"], "b": ["need-1", "need-2"]}
 
 
 # --- the agent

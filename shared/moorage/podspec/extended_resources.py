@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from moorage.model.part_requests import PodContainer
 
@@ -37,25 +37,45 @@ def extended_needs(
 
 
 def _of_resource(asking: Sequence[PodContainer], resource: str) -> list[ExtendedNeed]:
-    """Returns a need for each container that runs beside the others. Init containers have the devices of one that starts after them;
-    where none has enough, or none follows, there is no need."""
-    name = resource.replace("/", ".")
-    users = {one.name: {one.name} for one in asking if not one.init or one.sidecar}
-    amounts = {one.name: one.requests[resource] for one in asking}
-    before = [one for one in asking if one.init and not one.sidecar]
-    if not users:
-        return [ExtendedNeed(name, resource, max(amounts.values()), frozenset(amounts))] if asking else []
-    for one in before:
-        after = _largest((other for other in asking if not other.init), amounts)
-        if after is None or amounts[after] < amounts[one.name]:
-            return []
-        users[after].add(one.name)
-    several = len(users) > 1
+    uses, name = container_uses(asking, resource), resource.replace("/", ".")
     return [
-        ExtendedNeed(f"{name}.{first}" if several else name, resource, amounts[first], frozenset(of))
-        for first, of in users.items()
+        ExtendedNeed(f"{name}.{use.container}" if len(uses) > 1 else name, resource, use.amount, use.containers)
+        for use in uses
     ]
 
 
-def _largest(containers: Iterable[PodContainer], amounts: Mapping[str, int]) -> str | None:
-    return max((one.name for one in containers), key=lambda name: amounts[name], default=None)
+class AskingContainer(Protocol):
+    @property
+    def name(self) -> str: ...
+    @property
+    def init(self) -> bool: ...
+    @property
+    def sidecar(self) -> bool: ...
+    @property
+    def requests(self) -> Mapping[str, int]: ...
+
+
+class ContainerUse(NamedTuple):
+    """What one container requests of a resource, and all containers that have it, one after the other."""
+
+    container: str
+    amount: int
+    containers: frozenset[str]
+
+
+def container_uses(containers: Iterable[AskingContainer], resource: str) -> list[ContainerUse]:
+    """Returns what each container requests that runs beside the others. Init containers have what one has that starts after them;
+    where none has enough there are no uses that could be told apart."""
+    asking = [one for one in containers if one.requests.get(resource)]
+    amounts = {one.name: one.requests[resource] for one in asking}
+    users = {one.name: {one.name} for one in asking if not one.init or one.sidecar}
+    if asking and not users:
+        most = max(amounts, key=lambda name: amounts[name])
+        return [ContainerUse(most, amounts[most], frozenset(amounts))]
+    for one in asking:
+        if one.init and not one.sidecar:
+            after = max((x.name for x in asking if not x.init), key=lambda name: amounts[name], default="")
+            if amounts.get(after, 0) < amounts[one.name]:
+                return []
+            users[after].add(one.name)
+    return [ContainerUse(first, amounts[first], frozenset(of)) for first, of in users.items()]

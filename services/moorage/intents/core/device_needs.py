@@ -10,6 +10,7 @@ from moorage.model.documents import ClassChoice, Need, Topology
 from moorage.model.part_requests import AttributeRelation, DeviceAsk, PartGroup, Relation, SameSubtree
 from moorage.parsing import parse_nanos
 from moorage.podspec.device_shares import THOUSANDTHS, class_of_resource, count_and_share
+from moorage.podspec.extended_resources import AskingContainer, container_uses
 from moorage.podspec.needs import asks_class, is_mandatory
 
 from .diagnostics import Diagnostics
@@ -96,9 +97,14 @@ class DeviceNeeds(NamedTuple):
     relations: list[Relation]
 
 
-def device_needs(needs: Sequence[Need], of_manifest: Mapping[str, int], topologies: Sequence[Topology]) -> DeviceNeeds:
+def device_needs(
+    needs: Sequence[Need],
+    of_manifest: Mapping[str, int],
+    topologies: Sequence[Topology],
+    containers: Sequence[AskingContainer] = (),
+) -> DeviceNeeds:
     """Returns the groups of a pod that ask for devices. `of_manifest`: thousandths of devices by class, which the manifest requests
-    as resources. `needs` are those of all its consumers."""
+    as resources of these `containers`; each of them has its own. `needs` are those of all its consumers."""
     groups: list[PartGroup] = []
     resource_groups = {need.group for need in needs if need.group and not asks_class(need)}
     for need in needs:
@@ -110,9 +116,12 @@ def device_needs(needs: Sequence[Need], of_manifest: Mapping[str, int], topologi
     taken = {group.suffix for group in groups}
     for resource, amount in sorted(of_manifest.items()):
         name = class_of_resource(resource)
-        count, share = count_and_share(amount)
-        suffix = name if name not in taken else f"{name}.manifest"
-        groups.append(PartGroup(suffix=suffix, devices=(DeviceAsk(resource_class=name, count=count, share=share),)))
+        uses = container_uses(containers, resource)
+        by_suffix = {f"{name}.{use.container}": use.amount for use in uses} if len(uses) > 1 else {name: amount}
+        for suffix, part in by_suffix.items():
+            count, share = count_and_share(part)
+            ask = DeviceAsk(resource_class=name, count=count, share=share)
+            groups.append(PartGroup(suffix=suffix if suffix not in taken else f"{suffix}.manifest", devices=(ask,)))
     relations: list[Relation] = [
         SameSubtree(groups=(suffix, *names))
         for suffix, names in devices_in_groups(needs).items()

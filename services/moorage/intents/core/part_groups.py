@@ -41,7 +41,7 @@ def part_needs(
     """`of_classes`: what the manifest requests of resource classes, in thousandths of devices."""
     topologies = [s.consumer.topology for s in consumers if s.consumer.topology is not None]
     needs = [(s.consumer.container, need) for s in consumers for need in s.consumer.needs]
-    devices = device_needs([need for _, need in needs], of_classes or {}, topologies)
+    devices = device_needs([need for _, need in needs], of_classes or {}, topologies, containers)
     suffixes = {need.group for _, need in needs if _asks_parts(need)}
     for topology in topologies:
         suffixes.update(topology.groups)

@@ -16,9 +16,9 @@ import msgspec
 
 from moorage.model.claims import Claim, Decision
 from moorage.model.groups import Revision
-from moorage.model.part_requests import AttributeRelation, DeviceAsk, DeviceToleration
+from moorage.model.part_requests import AttributeRelation, DeviceAsk, DeviceToleration, PodContainer
 from moorage.model.slots import DeviceGrant, is_claimed, is_of_claim
-from moorage.parsing import format_amount, parse_amount
+from moorage.parsing import format_amount, parse_amount, parse_nanos
 from moorage.podspec import (
     CLASS_ALGORITHM,
     CLASS_OF_NEED,
@@ -35,7 +35,7 @@ from moorage.podspec import (
     with_value,
 )
 from moorage.podspec.device_shares import class_of_resource, is_class_resource
-from moorage.podspec.extended_resources import ExtendedNeed, extended_needs
+from moorage.podspec.extended_resources import ExtendedNeed, container_uses, extended_needs
 
 Manifest = dict[str, Any]
 _GROUP = "resource.k8s.io"
@@ -395,6 +395,27 @@ def _class_resources(pod_template: Manifest) -> Iterator[tuple[str, set[str]]]:
         yield str(container.get("name", "")), set(map(class_of_resource, filter(is_class_resource, names)))
 
 
+def _containers_of_classes(pod_template: Manifest) -> dict[str, frozenset[str]]:
+    """Returns the containers that request classes as resources, by need: each that runs beside the others has its own."""
+    spec = pod_template.get("spec") or {}
+    containers: list[PodContainer] = []
+    for field in ("initContainers", "containers"):
+        for one in spec.get(field) or ():
+            resources = one.get("resources") or {}
+            given = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
+            asked = {name: parse_nanos(str(n)) for name, n in given.items() if is_class_resource(name)}
+            init, sidecar = field == "initContainers", one.get("restartPolicy") == "Always"
+            containers.append(PodContainer(name=str(one.get("name", "")), init=init, sidecar=sidecar, requests=asked))
+    found: dict[str, frozenset[str]] = {}
+    for resource in {name for one in containers for name in one.requests}:
+        uses, name = container_uses(containers, resource), class_of_resource(resource)
+        if len(uses) > 1:
+            found |= {f"{name}.{use.container}": use.containers for use in uses}
+        else:
+            found[name] = frozenset(one.name for one in containers if one.requests.get(resource))
+    return found
+
+
 def class_needs(revision: Revision, app: str, manifests: Sequence[Manifest]) -> dict[str, ClassNeeds]:
     """Returns what the pods of an app ask for by classes, by object."""
     templates = {object_key(m): of for m in manifests if (of := template(m)) is not None}
@@ -406,9 +427,8 @@ def class_needs(revision: Revision, app: str, manifests: Sequence[Manifest]) -> 
         if asks or extended:
             relations = [r for r in shape.relations if isinstance(r, AttributeRelation)]
             containers = _containers(revision, app, shape.object)
-            for container, names in _class_resources(templates.get(shape.object, {})):
-                for name in names:
-                    containers.setdefault(name if name in asks else f"{name}.manifest", set()).add(container)
+            for need, users in _containers_of_classes(templates.get(shape.object, {})).items():
+                containers.setdefault(need if need in asks else f"{need}.manifest", set()).update(users)
             containers |= {name: set(need.containers) for name, need in extended.items()}
             found[shape.object] = ClassNeeds(asks, relations, containers, extended)
     return found
