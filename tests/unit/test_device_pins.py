@@ -604,7 +604,7 @@ def test_pods_say_which_devices_without_claims_their_slots_name() -> None:
     made.slots, made.classes = [slot("nvidia-tesla-gpu"), slot("other")], version
     (web,) = FinalObjects([deployment("web")], [], {}, "d").on_cluster("p/c", [made])
     runs = read_slot_devices(web["metadata"]["annotations"]["moorage.dev/slot-devices"])
-    known: dict[str, Any] = {}
+    known: Any = {}
     annotations = DeviceAnnotations(lambda *_: None, lambda _: "d1", lambda _: "", lambda: known)
     for one in (pod("b"), pod("a"), pod("x", "another")):
         annotations.put_pod(*one)

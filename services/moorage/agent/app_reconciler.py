@@ -90,9 +90,7 @@ class AppReconciler:
         found: dict[str, list[SlotRun]] = {}
         for managed in self._app.objects.values():
             text = (managed.obj["metadata"].get("annotations") or {}).get(SLOT_DEVICES)
-            if text:
-                with contextlib.suppress(msgspec.MsgspecError):  # what somebody else wrote there says nothing
-                    found |= read_slot_devices(text)
+            found |= read_slot_devices(text) if text else {}
         return found
 
     def set_desired(self, desired: DesiredApp) -> None:

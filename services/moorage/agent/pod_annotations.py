@@ -27,6 +27,7 @@ class PodAnnotator:
         self._api, self._term, self._annotations, self._spawn = api, term, annotations, spawn
         self._writing: set[str] = set()
         self._changed = asyncio.Event()
+        self._slots_changed = False
 
     def put_pod(self, key: Key, pod: Pod) -> None:
         self._annotations.put_pod(key, pod)
@@ -34,9 +35,9 @@ class PodAnnotator:
         self.changed()
 
     def objects_changed(self) -> None:
-        """Looks again at pods of which slots may name other devices."""
-        self._annotations.check_slots()
-        self.changed()
+        """Looks again at pods of which slots may name other devices, once for several changes."""
+        self._slots_changed = True
+        self._changed.set()
 
     def changed(self) -> None:
         if not self._annotations.is_idle:
@@ -60,6 +61,9 @@ class PodAnnotator:
                     await self._changed.wait()
             await asyncio.sleep(GATHER)
             self._changed.clear()
+            if self._slots_changed:
+                self._slots_changed = False
+                self._annotations.check_slots()
             for found in list(self._annotations.missing()):
                 if found.uid not in self._writing:
                     self._writing.add(found.uid)
