@@ -169,15 +169,17 @@ def planted_packing(rng: np.random.Generator, pods: int, nodes: int, resources: 
 
 def taken_together(claims: Sequence[Sequence[Slot]], pods: Sequence[Mapping[str, int]], node: str, name: str) -> int:
     """Returns what the claims of one object, the newest last, take of a resource on a node beyond their pods there, one pod at
-    a time. `pods`: by claim, live pods by node."""
+    a time. `pods`: by claim, live pods by node. Pods of older claims that have no slot there are followed like slots."""
     sizes = [
         [s.resources.get(name, 0) for s in slots for _ in range(s.count) if s.node == node and (number or not s.surge)]
         for number, slots in enumerate(claims)
     ]
     running = 0
-    for slots, mine, live in zip(claims, sizes, pods, strict=True):
-        for k in range(live.get(node, 0)):
-            running += mine[k] if k < len(mine) else slots[0].resources.get(name, 0)
+    for number, (slots, mine, live) in enumerate(zip(claims, sizes, pods, strict=True), 1):
+        without = [slots[0].resources.get(name, 0)] * max(0, live.get(node, 0) - len(mine)) if slots else []
+        running += sum([*mine, *without][: live.get(node, 0)])
+        if number < len(claims):
+            mine += without
     most = max(sum(mine) for mine in sizes)
     pairs = sum(
         max(size, *(old[k] if k < len(old) else 0 for old in [*sizes[:-1], []])) for k, size in enumerate(sizes[-1])

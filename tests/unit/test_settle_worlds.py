@@ -654,8 +654,9 @@ KINDS = {
 }
 
 
+# In the world of seed 8300014 a larger pod of an older claim runs where smaller ones of the newer are to start.
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("seed", seeds(12, 1000))
+@pytest.mark.parametrize("seed", [*seeds(12, 1000), 8300014])
 def test_whatever_the_scheduler_does_it_comes_to_rest_with_nothing_given_twice(seed: int, kind: str) -> None:
     world = World(seed, **{"updates": False, **KINDS[kind]})
     world.run()

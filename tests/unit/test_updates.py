@@ -312,6 +312,18 @@ def test_a_refused_update_tells_what_is_free_with_its_own_room() -> None:
     assert (reason.needed, reason.free) == ("5", "4")
 
 
+def test_smaller_pods_fit_beside_a_larger_older_one_that_runs_elsewhere_than_its_slot() -> None:
+    """They take its place one by one, so the second one starts only beside it."""
+    site = Site({"lab/one": [node(cpu="4"), node(cpu="4")]})
+    first = site.decide(1, web(1, 3))
+    (there,) = on(first)
+    other = next(name for name in ("n-0", "n-1") if name != there)
+    site.pods[first.claims[0].id, other] += 1
+    site.report()
+    site.refused(2, web(3, 2, template="u"))
+    assert on(site.decide(3, web(2, 2, template="u"))) == {"n-0": 1, "n-1": 1}
+
+
 # -- against all there is ---------------------------------------------------------------------------------------------
 
 

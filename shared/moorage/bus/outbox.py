@@ -22,8 +22,8 @@ from .log import Log
 
 log = structlog.get_logger("bus")
 
-#: Records that are compared at once.
-BATCH = 256
+#: Records that are compared together, and how many of them at once.
+BATCH, AT_ONCE = 256, 32
 #: Comparisons wait this long, so that an event on its way is not published twice, and to try again after an error.
 GRACE = 1.0
 
@@ -106,7 +106,9 @@ class Outbox:
         kept: set[str] = set()
         for end in range(len(events), 0, -BATCH):
             batch = events[max(end - BATCH, 0) : end]
-            lost = await asyncio.gather(*map(self._is_missing, batch))
+            lost: list[bool] = []
+            for at in range(0, len(batch), AT_ONCE):
+                lost += await asyncio.gather(*map(self._is_missing, batch[at : at + AT_ONCE]))
             kept.update(event.id for event, is_lost in zip(batch, lost, strict=True) if not is_lost)
             missing[:0] = [event for event, is_lost in zip(batch, lost, strict=True) if is_lost]
             if self._in_order and not any(lost):

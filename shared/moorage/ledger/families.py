@@ -3,7 +3,8 @@
 During an update an object has an older claim, whose pods go, and a newer one, whose pods come. On each node a new slot takes
 over an old one while there are any, so the two together take, per resource, the larger of the sum of the old slots and of the
 sum over the new slots of the larger of new and old; and never less than their pods there. Sums alone would let three smaller
-pods follow two larger ones on a full node: Kubernetes starts the third first, and waits for ever.
+pods follow two larger ones on a full node: Kubernetes starts the third first, and waits for ever. For the same reason old pods
+that run beyond the old slots there are followed like slots.
 """
 
 from __future__ import annotations
@@ -202,9 +203,25 @@ class FamilyNodes:
                     pods -= min(pods, slot.count)
         return total
 
-    def open_on(self, node: str, *newest: Sequence[Run]) -> Amounts:
-        """Returns what the claims, with the slots of another one that is newer, take on the node beyond their pods."""
-        return beyond(reserved([*(runs.get(node, ()) for runs in self.runs), *newest]), self.pods(node))
+    def reserved_on(self, node: str, *newest: Sequence[Run]) -> Amounts:
+        """Returns what the claims, with the slots of another one that is newer, take on the node."""
+        runs: list[Sequence[Run]] = [by.get(node, ()) for by in self.runs]
+        older = len(runs) if newest else len(runs) - 1
+        for number, claim in enumerate(self.claims[:older]):
+            runs[number] = self._with_pods_beyond(claim, node, runs[number])
+        return reserved([*runs, *newest])
+
+    def _with_pods_beyond(self, claim: CountedClaim, node: str, runs: Sequence[Run]) -> Sequence[Run]:
+        """Returns the slots of an older claim on a node, and pods there that stay and have none."""
+        pods = claim.live.get(node, 0) - claim.ending.get(node, 0) - sum(count for _, count in runs)
+        if pods <= 0 or not claim.slots:
+            return runs
+        resources = claim.slots[0].resources
+        return [*runs, (without_slots(resources) if self.uses_slots else resources, pods)]
+
+    def open_on(self, node: str) -> Amounts:
+        """Returns what the claims take on the node beyond their pods."""
+        return beyond(self.reserved_on(node), self.pods(node))
 
 
 class Place(NamedTuple):

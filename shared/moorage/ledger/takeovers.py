@@ -116,10 +116,10 @@ class Takeover:
         A resource of which its slots take more, but not more than its pods, is there with 0: that may be only where the node
         has room for what is taken already."""
         if node not in self._now:
-            self._now[node] = reserved([by.get(node, ()) for by in self.now.runs])
+            self._now[node] = self.now.reserved_on(node)
             with_pods = self._with_pods[node] = dict(self._now[node])
             at_least(with_pods, self.now.pods(node))
-        after = reserved([*(by.get(node, ()) for by in self.older.runs), runs])
+        after = self.older.reserved_on(node, runs)
         have = self._with_pods[node]
         return {name: max(0, after[name] - have.get(name, 0)) for name in beyond(after, self._now[node])}
 
@@ -197,7 +197,7 @@ class Takeover:
             row = fleet.row_of(cid, node)
             free = free_of(fleet, row, resource) if row is not None else None
             if free is not None:
-                own = reserved([by.get(node, ()) for by in self.now.runs])
+                own = self.now.reserved_on(node)
                 most = max(most, free + own.get(resource, 0))
         return most
 
@@ -420,7 +420,7 @@ class Takeover:
             if have < amount:
                 # What the object has there already counts as free for it.
                 own = {name: 0}
-                at_least(own, reserved([by.get(node, ()) for by in self.now.runs]))
+                at_least(own, self.now.reserved_on(node))
                 needed = own[name] + amount
                 return Unassigned("ResourceShort", self.number, name, needed, max(0, own[name] + have))
         return Unassigned("ResourceShort", self.number)
