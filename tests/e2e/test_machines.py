@@ -88,8 +88,13 @@ async def test_an_application_runs_in_slots_and_gives_them_back(mesh: Mesh) -> N
     assert {(g["state"], g["group"]) for g in guests} == {("used", "default/one/v1/default")}
     machine = mesh.http("/v1/machines")["items"][0]
     assert machine["status"]["availableMachines"][0]["usage"]["maximum"] == 4
-    used = {n["name"]: n["used"].get("cpu", "0") for n in mesh.http("/v1/nodes?cluster=" + cluster)["items"]}
-    assert used == {"n-0": "8", "n-1": "8", "plain": "0"}, "guests are in the slots, and nothing counts twice"
+
+    def used() -> dict[str, str]:
+        return {n["name"]: n["used"].get("cpu", "0") for n in mesh.http("/v1/nodes?cluster=" + cluster)["items"]}
+
+    await until(
+        lambda: used() == {"n-0": "8", "n-1": "8", "plain": "0"}, what="guests are in the slots, all count once"
+    )
     remove(mesh, "one")
     await until(lambda: reserved(mesh))
 
@@ -195,9 +200,14 @@ async def test_a_machine_document_holds_slots_in_several_clusters(mesh: Mesh, tm
     await until(lambda: plain() == {"lab/a": "8", "lab/b": "4"}, what="the reservations run")
     mesh.http("/v1/apply", application("wide", 2, machine="shared/small"))
     await until(lambda: phase(mesh, "wide") == "Running")
-    assert plain() == {"lab/a": "8", "lab/b": "4"}
-    machine = json.loads(mesh.run("get", "machine", "shared", "-o", "json").stdout)
-    assert machine["origin"] == "mesh" and machine["status"]["availableMachines"][0]["usage"]["used"] == 2
+    await until(lambda: plain() == {"lab/a": "8", "lab/b": "4"}, what="guests take no more than the slots")
+
+    def machine() -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(mesh.run("get", "machine", "shared", "-o", "json").stdout)
+        return found
+
+    await until(lambda: machine()["status"]["availableMachines"][0]["usage"]["used"] == 2, what="its status follows")
+    assert machine()["origin"] == "mesh"
     remove(mesh, "wide")
     done = mesh.run("delete", "machine", "shared")
     assert done.returncode == 0, done.stderr.decode()

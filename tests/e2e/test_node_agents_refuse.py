@@ -98,15 +98,15 @@ async def test_what_a_node_s_agent_refuses_runs_elsewhere(tmp_path: Any) -> None
             nodes, _ = await asyncio.to_thread(slots, mesh)
             return bool(nodes) and pod.node not in nodes
 
-        await eventually(moved, 30, "the claim is elsewhere")
-        assert time.monotonic() - began < 10, "0.6 s on a quiet machine"
+        await eventually(moved, 60, "the claim is elsewhere")
+        assert time.monotonic() - began < 30, "0.6 s on a quiet machine"
 
         async def warned() -> bool:
             _, why = await asyncio.to_thread(slots, mesh)
             found = [one["message"] for one in why.get("warnings", ()) if one["code"] == "NodeRefused"]
             return bool(found) and WORDS in found[0] and pod.node in found[0]
 
-        await eventually(warned, 30, "a warning says why")
+        await eventually(warned, 60, "a warning says why")
 
         async def replaced() -> bool:
             other = pods.bound()

@@ -120,7 +120,7 @@ async def test_the_status_of_the_node_has_what_plugins_give_out(stand: Stand, se
     plugin = FakePlugin()
     plugin.info.is_node_resource = True
     await plugin.start(stand.agent.root / "plugins_registry" / "p.sock")
-    await until(lambda: bool(server.patches), 10)
+    await until(lambda: bool(server.patches), 40)
     path, body = server.patches[0]
     assert path == "/api/v1/nodes/n1/status"
     assert body["status"]["capacity"] == body["status"]["allocatable"] == {"example.com/tokens": "8"}

@@ -157,7 +157,7 @@ async def decided_in(driver: MeshClient, name: str) -> float:
     ]
     try:
         await driver.apply(application(name))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             return await decided - asked[0]
     finally:
         for subscription in subscriptions:
@@ -201,7 +201,7 @@ async def test_a_misbehaving_controller_is_named_and_not_waited_for(
         while len(times) < 5 and min(times, default=9) > most:
             times.append(await decided_in(driver, f"{name}-{len(times)}"))
         assert min(times) <= most, times
-        assert max(times) <= most + 3, times
+        assert max(times) <= most + 8, times
         if outcome == "timeout":
             assert min(times) >= DEADLINE * 0.9, "a deadline that is not used up would leave out those who are slow"
 
