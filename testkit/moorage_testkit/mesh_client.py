@@ -16,6 +16,7 @@ from moorage.ledger import Ledger, open_ledger
 
 from .invariants import Room, read_log, room_now, violations, wrong_since
 from .mesh import Mesh
+from .polling import LEAST
 
 GONE = "Gone"
 
@@ -83,6 +84,7 @@ def room(document: Mapping[str, Any]) -> Room:
 async def eventually(condition: Callable[[], Awaitable[object]], seconds: float, what: str) -> None:
     """Waits until an awaited condition holds. An unreachable worker counts as not yet."""
     last: object = None
+    seconds = max(seconds, LEAST)
     try:
         async with asyncio.timeout(seconds):
             while True:

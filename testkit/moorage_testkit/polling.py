@@ -6,8 +6,12 @@ import asyncio
 import time
 from collections.abc import Callable
 
+#: A busy machine may need so many seconds for what takes a moment on a quiet one. What has to be quick is timed by its test.
+LEAST = 30.0
+
 
 async def until(condition: Callable[[], bool], seconds: float = 40, what: str = "") -> None:
+    seconds = max(seconds, LEAST)
     try:
         async with asyncio.timeout(seconds):
             while not condition():  # noqa: ASYNC110 - the condition cannot signal
@@ -18,6 +22,7 @@ async def until(condition: Callable[[], bool], seconds: float = 40, what: str = 
 
 def wait_until(condition: Callable[[], object], what: str = "", within: float = 40) -> None:
     """Waits where no loop runs."""
+    within = max(within, LEAST)
     end = time.monotonic() + within
     while not condition():
         assert time.monotonic() < end, f"not within {within:g} s: {what or condition}"

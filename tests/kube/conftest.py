@@ -19,6 +19,7 @@ from moorage.model.reports import NodeReport, PodReport, Report, ReportReply
 from moorage.model.status import Confirm
 from moorage_testkit.control_plane import ControlPlane, control_planes
 from moorage_testkit.kube_assets import find
+from moorage_testkit.polling import LEAST
 from moorage_testkit.servers import NatsServer
 
 GPU = "nvidia.com/gpu"
@@ -172,6 +173,7 @@ async def agents(nats: NatsServer) -> AsyncIterator[Start]:
 async def settled(check: Callable[[], Any], seconds: float = 20, what: str = "") -> None:
     """Waits for a condition that needs requests to the API server."""
     loop = asyncio.get_running_loop()
+    seconds = max(seconds, LEAST)
     end = loop.time() + seconds
     while True:
         found = await asyncio.to_thread(check)
