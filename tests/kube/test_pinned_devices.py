@@ -170,8 +170,11 @@ async def test_pods_get_the_devices_that_were_chosen_and_a_move_restarts_none(
     assert template.get("generation", 1) == 1
     await mesh.want(CLUSTER, "web", 9, remove=True)
     await until(lambda: (c := mesh.confirmation("web", 9)) is not None and c.removed, 40, "it is gone")
-    left = [c["metadata"]["name"] for c in plane.get(f"{GROUP}/deviceclasses")["items"]]
-    assert left == ["pinnable"]
+
+    def left() -> list[str]:
+        return [c["metadata"]["name"] for c in plane.get(f"{GROUP}/deviceclasses")["items"]]
+
+    await settled(lambda: left() == ["pinnable"], 40, "its classes are gone")
 
 
 async def test_where_a_quota_counts_devices_of_a_class_it_holds_for_pins(
@@ -185,12 +188,14 @@ async def test_where_a_quota_counts_devices_of_a_class_it_holds_for_pins(
         await until(lambda: mesh.nodes.get(NODE) is not None, 40, "it is reported")
         await mesh.want(CLUSTER, "web", 5, *objects("web", 3, 1))
         await settled(lambda: sorted(pods(plane, "web").values()) == ["gpu-1", "gpu-3"], 60, "the chosen devices")
-        used = plane.get(f"{quotas}/gpus")["status"]["used"][counted]
-        assert used == "2"
-        states = mesh.confirmation("web", 5)
-        assert states is not None
-        (told,) = [one for one in states.objects if one.code == "PinnedByTemplate"]
-        assert told.state == "Ready" and "pinnable" in told.message
+        await settled(lambda: plane.get(f"{quotas}/gpus")["status"]["used"][counted] == "2", 40, "they are counted")
+
+        def told() -> list[tuple[str, bool]]:
+            found = mesh.confirmation("web", 5)
+            objects = found.objects if found is not None else ()
+            return [(one.state, "pinnable" in one.message) for one in objects if one.code == "PinnedByTemplate"]
+
+        await until(lambda: told() == [("Ready", True)], 40, "it is told")
         # A move names another template: its pods roll out, and the quota, which is full, lets them one by one.
         plane.call(
             "PATCH", f"{quotas}/gpus", {"spec": {"hard": {counted: "4"}}}, content_type="application/merge-patch+json"
