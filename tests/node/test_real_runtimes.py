@@ -48,7 +48,7 @@ async def _cpus(client: CriClient, container: str) -> str:
     return cgroup_file(await client.pid(container), "cpuset", "cpuset.cpus").read_text().strip()
 
 
-async def eventually(check: Callable[[], Awaitable[bool]], seconds: float = 10.0) -> None:
+async def eventually(check: Callable[[], Awaitable[bool]], seconds: float = 40.0) -> None:
     loop = asyncio.get_running_loop()
     until = loop.time() + seconds
     while not await check():
