@@ -131,7 +131,7 @@ def test_a_detached_mesh_stops_and_starts_with_its_state(local: Local) -> None:
     pids = local.pids()
     start = time.monotonic()
     local.ok("down")
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 20, "less than ten seconds on a quiet machine"
     assert not any(alive(pid) for pid in pids) and not (local.state / "endpoint.json").exists()
     assert local("get", "groups").returncode == 6
     assert local("down").returncode == 0
@@ -194,7 +194,7 @@ def test_check_reports_a_hanging_worker_and_down_stops_it(local: Local) -> None:
     assert {i["kind"] for i in items} == {"worker", "controller"} and all(i["do"] for i in items)
     start = time.monotonic()
     local.ok("down")
-    assert time.monotonic() - start < 10 and not alive(pid)
+    assert time.monotonic() - start < 20 and not alive(pid)
 
 
 def test_no_process_outlives_a_killed_supervisor(local: Local) -> None:
@@ -223,8 +223,8 @@ def test_a_signal_stops_the_foreground_mesh() -> None:
         assert mesh.process is not None
         start = time.monotonic()
         mesh.process.send_signal(signal.SIGINT)
-        assert mesh.process.wait(12) == 0
-        assert time.monotonic() - start < 10 and not any(alive(pid) for pid in pids)
+        assert mesh.process.wait(25) == 0
+        assert time.monotonic() - start < 20 and not any(alive(pid) for pid in pids)
     finally:
         mesh.remove()
 
