@@ -31,7 +31,7 @@ KUBELET = {"packed": 7.4, "distributed": 4.3, "hints": 9.9}
 PODS, NODES = 10_000, 24
 _AT_ONCE, _THERE = 4, 20
 #: The least and the most CPUs of a pod, and the most pods of a group, by role.
-ROLES = {"storage-service": (4, 30, 4), "reranker": (2, 12, 4), "numa-enhancement": (1, 4, 40), "ETL": (1, 2, 40)}
+ROLES = {"storage-service": (4, 30, 4), "reranker": (2, 12, 4), "numa-enhancement": (1, 2, 100), "ETL": (1, 1, 150)}
 
 
 def _samples(work: Callable[[], object], times: int = 300) -> list[float]:
