@@ -166,7 +166,7 @@ class _Crowd:
             self._there.append(name)
             while len(self._there) > _THERE:
                 leaving = self._there.pop(self._random.randrange(len(self._there)))
-                await self._ask("DELETE", f"/v1/applications/{leaving}")
+                await self._ask("DELETE", f"/v1/applications/default/{leaving}")
 
     async def _settled(self, name: str) -> str:
         """Waits until the group runs, or waits for a place."""
@@ -185,8 +185,8 @@ class _Crowd:
             try:
                 return await asyncio.to_thread(self._mesh.http, path, body, method=method)
             except urllib.error.HTTPError as error:
-                if error.code == 404:
-                    return None
+                if error.code == 404 and method == "GET":
+                    return None  # it is not known there yet
                 if error.code not in (429, 503):
                     raise
                 await asyncio.sleep(0.5)

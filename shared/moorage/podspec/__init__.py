@@ -25,6 +25,7 @@ from .claim_gate import (
     ClaimedPod,
     assign,
     has_gate,
+    parts_on,
 )
 from .host_ports import (
     HostPort,
@@ -94,6 +95,7 @@ __all__ = [
     "object_key",
     "parse_host_port",
     "parse_pointer",
+    "parts_on",
     "pinned_node",
     "pinned_to",
     "pod_requests",

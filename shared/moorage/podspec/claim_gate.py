@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from moorage.model.desired_state import PinnedClaim
 from moorage.model.object_names import CLAIM
 
@@ -44,6 +46,13 @@ _GATED_KINDS = ("Deployment", "StatefulSet", "ReplicaSet", "ReplicationControlle
 def has_gate(kind: str) -> bool:
     """Returns whether pods of the kind can be gated. Those of a DaemonSet are bound to their nodes, and a bare Pod has one node."""
     return kind in _GATED_KINDS
+
+
+def parts_on(claim: PinnedClaim, node: str) -> str:
+    """Returns what the claim's pods take of the node's parts now, as the annotation of one that is pinned there: that of its
+    template may be older. "" if they take none."""
+    runs = [{"count": slot.count, "parts": slot.parts} for slot in claim.slots if slot.node == node and slot.parts]
+    return msgspec.json.encode({node: runs}, order="sorted").decode() if runs else ""
 
 
 class ClaimedPod(NamedTuple):

@@ -20,6 +20,7 @@ from moorage.podspec import (
     assign,
     is_refusal,
     parse_host_port,
+    parts_on,
     pinned_node,
     pinned_to,
     port_amounts,
@@ -151,16 +152,7 @@ class GatedPods:
         affinity = pinned_to({"affinity": pod.affinity or {}}, node)["affinity"]
         gates = [{"name": gate} for gate in pod.gates if gate != GATE]
         metadata: dict[str, Any] = {"uid": uid, "resourceVersion": pod.version}
-        if parts := self._parts_on(self._pods[uid].claim, node):
+        if parts := parts_on(self._claims[self._pods[uid].claim], node):
             metadata["annotations"] = {PARTS: parts}
         spec = {"schedulingGates": gates or None, "affinity": {"nodeAffinity": affinity["nodeAffinity"]}}
         return msgspec.json.encode({"metadata": metadata, "spec": spec})
-
-    def _parts_on(self, claim: str, node: str) -> str:
-        """Returns what the claim's pods take of the node's parts now: the annotation of the template may be older."""
-        runs = [
-            {"count": slot.count, "parts": slot.parts}
-            for slot in self._claims[claim].slots
-            if slot.node == node and slot.parts
-        ]
-        return msgspec.json.encode({node: runs}, order="sorted").decode() if runs else ""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from moorage.model.desired_state import PinnedClaim, Pins
 from moorage.model.shapes import PODS
-from moorage.podspec import GATE, Assignment, ClaimedPod, Refusals, assign, node_amount, port_amounts
+from moorage.podspec import GATE, Assignment, ClaimedPod, Refusals, assign, node_amount, parts_on, port_amounts
 
 from .scheduler import SchedulerNode
 from .workloads import SimulatedPod
@@ -54,6 +54,10 @@ class ClaimGates:
         return assign(
             list(self._claims.values()), by_claim, free_on, lambda claim, node: self._refusals.avoids(claim, node, now)
         )
+
+    def parts_on(self, claim: str, node: str) -> str:
+        """Returns the annotation of a pod of the claim that is pinned to the node; "" if its pods take no parts."""
+        return parts_on(self._claims[claim], node)
 
     def next_try(self, now: float) -> float | None:
         """Returns when pods may be sent to a node again that refused some, the first time that it is asked for."""

@@ -527,7 +527,7 @@ class SimulatedCluster:
         assignment = self.gates.assign(self.pods.values(), self._materialize(), now)
         for uid, node in assignment.opened.items():
             pod = self.pods[uid]
-            pod.need, pod.pin = pinned(pod.need, node), node
+            pod.need, pod.pin = pinned(pod.need, node, self.gates.parts_on(pod.need.claim, node)), node
         for uid in assignment.misplaced:
             self._delete(self.pods[uid])
         if (when := self.gates.next_try(now)) is not None:

@@ -11,6 +11,7 @@ from moorage.podspec import (
     CLAIM,
     DAEMON_SET_TOLERATIONS,
     GATE,
+    PARTS,
     ContainerResources,
     HostPort,
     container_resources,
@@ -127,11 +128,14 @@ def _term(term: Mapping[str, Any]) -> tuple[Requirement, ...]:
     return _requirements(term.get("matchExpressions")) + _requirements(term.get("matchFields"))
 
 
-def pinned(need: PodNeed, node: str) -> PodNeed:
-    """Returns the need of a pod whose gate is open, with node affinity to one node."""
+def pinned(need: PodNeed, node: str, parts: str) -> PodNeed:
+    """Returns the need of a pod whose gate is open, with node affinity to one node, and the annotation with what it takes of parts
+    there, unless that is ""."""
     named = Requirement(key="metadata.name", operator="In", values=(node,))
     terms = ((named,),) if need.terms is None else tuple((*term, named) for term in need.terms)
-    return need._replace(terms=terms, gates=tuple(gate for gate in need.gates if gate != GATE))
+    annotations = {**need.annotations, PARTS: parts} if parts else need.annotations
+    gates = tuple(gate for gate in need.gates if gate != GATE)
+    return need._replace(terms=terms, gates=gates, annotations=annotations)
 
 
 def _terms(spec: Mapping[str, Any]) -> Terms | None:
