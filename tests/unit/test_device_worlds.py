@@ -61,7 +61,7 @@ nodes = st.builds(
     Node,
     st.integers(1, 3),
     st.integers(0, 2),
-    st.tuples(st.integers(0, 2), st.integers(0, 2)),
+    st.tuples(st.integers(0, 2), st.integers(1, 2)),  # zones that have no CPU at all leave them to the node
     st.lists(devices, max_size=3).map(tuple),
 )
 pods = st.builds(
