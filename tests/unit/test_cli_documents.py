@@ -70,6 +70,16 @@ def test_what_is_no_document_is_a_failure_not_a_traceback(text: str) -> None:
         read_text(text, "x.yaml", Path())
 
 
+@pytest.mark.parametrize("text", ["kind: X\nratio: .nan", "kind: X\nratio: -.inf", '{"kind": "X", "ratio": NaN}'])
+def test_only_numbers_are_numbers(text: str) -> None:
+    try:
+        (document,) = read_text(text, "x.yaml", Path())
+    except Failure as failure:
+        assert "is no number" in str(failure)
+    else:
+        assert document.body["ratio"] == "NaN", "it is text, which is refused where a number belongs"
+
+
 def test_a_fleet_needs_no_kind_and_nothing_else_passes_for_one() -> None:
     (document,) = read_text("clusters: []", "f", Path(), fleet=True)
     assert document.body["kind"] == "Fleet"

@@ -4,6 +4,7 @@ before anything is sent."""
 from __future__ import annotations
 
 import json
+import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -138,10 +139,14 @@ def read_text(text: str, where: str, base: Path, *, fleet: bool = False, values:
     return found
 
 
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} is no number")
+
+
 def parse(text: str, where: str) -> list[Any]:
     if text.lstrip()[:1] == "{":
         try:  # programs send JSON, which is much faster to parse
-            return [json.loads(text)]
+            return [json.loads(text, parse_constant=_no_number)]
         except (ValueError, RecursionError):
             pass  # several documents, or YAML in braces
     import yaml
@@ -162,6 +167,13 @@ def parse(text: str, where: str) -> list[Any]:
                 seen.add(key.value)
             return super().construct_mapping(node, deep)
 
+    def number(loader: Loader, node: Any) -> float:
+        value: float = loader.construct_yaml_float(node)
+        if not math.isfinite(value):
+            raise yaml.constructor.ConstructorError(None, None, f"{node.value} is no number", node.start_mark)
+        return value
+
+    Loader.add_constructor("tag:yaml.org,2002:float", number)
     from moorage.model.problems import Refused
     from moorage.parsing import yaml_json
 

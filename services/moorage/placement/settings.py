@@ -77,6 +77,12 @@ def policy_of(text: str) -> Policy:
         rules = yaml.safe_load(Path(text).read_text()) or {}
         policy = Policy({str(name): str(rule) for name, rule in rules.items()})
         policy.check()
-    except (OSError, ValueError, AttributeError, yaml.YAMLError) as error:
-        raise SystemExit(f"MOORAGE_PLACEMENT_POLICY={text}: {error}") from None
+    except OSError as error:
+        raise SystemExit(
+            f"MOORAGE_PLACEMENT_POLICY={text}: it is secure, legacy, or a file that can be read: {error.strerror}"
+        ) from None
+    except (ValueError, AttributeError, yaml.YAMLError) as error:
+        raise SystemExit(
+            f"MOORAGE_PLACEMENT_POLICY={text}: these are no rules: {' '.join(str(error).split())}"
+        ) from None
     return policy
