@@ -11,6 +11,7 @@ from moorage.bus import Bus, Settings
 from moorage.fleet import Fleet
 from moorage.fleet.redis_store import FAILURES, FleetStore, GenerationChanged
 from moorage.ledger import LOG, CountedClaim, Family, Ledger, decode_commit, open_room, read_snapshot
+from moorage.model.allocations import IN_COMMON
 from moorage.model.claims import Commit, Decision, Settlement
 from moorage.model.slots import Slot, resource_of_part
 from moorage.parts.layout import part_id
@@ -59,6 +60,10 @@ def violations(
     counted: dict[Family, list[tuple[tuple[str, str, str], int]]] = {}
     family_of: dict[str, Family] = {}
 
+    def key_of(cluster: str, node: str, name: str) -> tuple[str, str, str]:
+        common = room.get(cluster, {}).get(IN_COMMON, {})
+        return cluster, IN_COMMON if name in common else node, name
+
     def recount(ident: str) -> set[tuple[str, str, str]]:
         """Counts the claims of one object on one cluster together, as an update of it does."""
         touched: set[tuple[str, str, str]] = set()
@@ -73,7 +78,7 @@ def violations(
             claims = ledger.family_of(family)
             reserved = open_room([CountedClaim(_told_slots(claim.slots)) for claim in claims]) if claims else {}
             mine = [
-                ((family.cluster, node, name), amount)
+                (key_of(family.cluster, node, name), amount)
                 for node, amounts in reserved.items()
                 for name, amount in amounts.items()
             ]
@@ -90,7 +95,7 @@ def violations(
         before = consumed.pop(ident, [])
         held = ledger.allocations.consumers.get(ident)
         after = [
-            ((cluster, node, name), amount)
+            (key_of(cluster, node, name), amount)
             for cluster, nodes in (held.taken if held is not None else {}).items()
             for node, amounts in nodes.items()
             for name, amount in amounts.items()
@@ -145,23 +150,31 @@ def _told(slot: Slot) -> Slot:
 
 
 def room_in(fleet: Fleet) -> Room:
-    """Returns the capacity of every node and of its parts."""
+    """Returns the capacity of every node and of its parts; that of parts which several nodes reach once."""
     columns = {name: column for name in fleet.resources if (column := fleet.allocatable(name)) is not None}
     return {
         cluster: {
             fleet.node_name(row): {name: int(column[row]) for name, column in columns.items()} | _parts_in(fleet, row)
             for row in map(int, fleet.rows_of(cid))
         }
+        | _in_common(fleet, cid)
         for cluster, cid in fleet.ids.items()
     }
 
 
-def _parts_in(fleet: Fleet, row: int) -> dict[str, int]:
+def _in_common(fleet: Fleet, cid: int) -> dict[str, dict[str, int]]:
+    rows = map(int, fleet.rows_of(cid))
+    found = {name: amount for row in rows for name, amount in _parts_in(fleet, row, shared=True).items()}
+    return {IN_COMMON: found} if found else {}
+
+
+def _parts_in(fleet: Fleet, row: int, *, shared: bool = False) -> dict[str, int]:
     _, layout = fleet.inside(row)
     node = fleet.node_name(row)
     return {
         resource_of_part(part_id(node, layout.parts[part].path), name): layout.parts[part].inventories[name].capacity
         for part, name in layout.entries
+        if layout.parts[part].shared == shared
     }
 
 

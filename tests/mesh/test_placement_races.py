@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from moorage.ledger import keep_capacity, open_ledger
-from moorage.model.part_requests import PartGroup, SameSubtree
+from moorage.model.part_reports import CounterSetReport, DeviceReport
+from moorage.model.part_requests import DeviceAsk, PartGroup, SameSubtree
 from moorage.model.reports import NodeReport
 from moorage.model.shapes import Shape, ShapedApp
 from moorage.parts.layout import provider_uuid
@@ -44,6 +45,27 @@ def hosts() -> dict[str, list[NodeReport]]:
     return {f"lab/{name}": [zoned(), zoned()] for name in "ab"}
 
 
+def racked() -> NodeReport:
+    """Returns a node that reaches, as others do, four devices; the last two take of one counter, which has enough for one of them."""
+    devices = [
+        DeviceReport(
+            id=f"d.io/rack/{i}",
+            driver="d.io",
+            pool="rack",
+            name=str(i),
+            shared=True,
+            consumes={"c": {"m": "1"}} if i > 1 else {},
+        )
+        for i in range(4)
+    ]
+    counters = [CounterSetReport(driver="d.io", pool="rack", name="c", counters={"m": "1"})]
+    return msgspec.structs.replace(node(cpu="8"), devices=devices, counters=counters)
+
+
+def racks() -> dict[str, list[NodeReport]]:
+    return {f"lab/{name}": [racked(), racked()] for name in "ab"}
+
+
 class Clients:
     """Clients of one worker. Operations are called as the HTTP layer calls them."""
 
@@ -56,8 +78,11 @@ class Clients:
         return await self.storage.commit(lambda: operation(call), alone=operation is allocations.reshape)
 
     async def take(self, cluster: str, host: str, zone: int) -> bool:
-        consumer = str(uuid.uuid4())
         wanted = {f"{host}/numa-{zone}": {"VCPU": 2}, f"{host}/card-{zone}": {"CUSTOM_CARD": 1}}
+        return await self.take_parts(cluster, wanted, f"{cluster}/{host}/{zone}")
+
+    async def take_parts(self, cluster: str, wanted: dict[str, dict[str, int]], place: str) -> bool:
+        consumer = str(uuid.uuid4())
         body = {
             "allocations": {provider_uuid(cluster, ident): {"resources": takes} for ident, takes in wanted.items()},
             "project_id": "p",
@@ -70,7 +95,7 @@ class Clients:
         except Refused as refused:
             assert refused.status == 409, refused.detail
             return False
-        self.accepted[consumer] = f"{cluster}/{host}/{zone}"
+        self.accepted[consumer] = place
         return True
 
     async def give_back(self, consumer: str) -> None:
@@ -112,6 +137,44 @@ async def test_the_last_parts_are_given_once_to_groups_or_to_consumers(open_merg
         # Each card that a consumer gives back goes to a group that waits.
         before = placed(site)
         given_back = list(clients.accepted)[: 12 - before]
+        await asyncio.gather(*(clients.give_back(consumer) for consumer in given_back))
+        await until(lambda: placed(site) == before + len(given_back), 60, "groups that waited are placed")
+
+
+async def test_common_devices_are_given_once_to_groups_or_to_consumers(open_mergers: OpenMergers) -> None:
+    """Two clusters have three devices each that can be taken at once, whichever of two nodes reaches them."""
+    ask = DeviceAsk(selectors=("true",))
+    one = Shape(
+        key="one",
+        object="Deployment/d",
+        resources={"cpu": 1000, "pods": 1},
+        groups=[PartGroup(suffix="claim/r", devices=(ask,))],
+    )
+    async with open_mergers(racks, MERGERS) as site:
+        clients = await clients_of(site)
+        names = [f"g{i}" for i in range(10)]
+        taking = [
+            clients.take_parts(f"lab/{c}", {f"d.io/rack/{i}": {"CUSTOM_D_IO": 1}}, f"{c}/{i}")
+            for _ in range(2)
+            for c in "ab"
+            for i in range(4)
+        ]
+        await asyncio.gather(
+            site.decide(*(revision(n, ShapedApp(name="a", shapes=[one]), at=n) for n in names)), *taking
+        )
+        await until(lambda: all(site.attempts(n) for n in names), 60, "every group was tried")
+        await until(lambda: placed(site) + len(clients.accepted) == 6, 60, "all that can be given is")
+        given = [
+            f"{claim.cluster[-1]}/{part[-1]}"
+            for decision in site.ledger.standing.values()
+            for claim in decision.claims
+            for slot in claim.slots
+            for part in slot.parts
+        ] + list(clients.accepted.values())
+        assert len(set(given)) == len(given) == 6, "no device was given twice"
+        assert all(len({f"{c}/2", f"{c}/3"} & set(given)) == 1 for c in "ab"), "nor its counter"
+        before = placed(site)
+        given_back = list(clients.accepted)[: 10 - before]
         await asyncio.gather(*(clients.give_back(consumer) for consumer in given_back))
         await until(lambda: placed(site) == before + len(given_back), 60, "groups that waited are placed")
 

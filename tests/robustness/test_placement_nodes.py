@@ -29,6 +29,23 @@ HOST: dict[str, Any] = {
     "zones": [{"id": f"numa{z}", "resources": {"cpu": 12}} for z in (0, 1)],
     "providers": [{"name": "nic", "zone": "numa0", "inventories": {"SRIOV_NET_VF": 32}}],
 }
+RACK = {"driver": "d.io", "pool": {"name": "rack", "generation": 1, "resourceSliceCount": 2}, "allNodes": True}
+SLICE = [{"counterSet": "card", "counters": {"m": {"value": "1"}}}]
+#: Two nodes reach four devices; the last two take of one counter, of which there is enough for one of them.
+COMMON: dict[str, Any] = {
+    "name": "r",
+    "provider": "lab",
+    "nodes": [{"name": "r", "count": 2, "allocatable": {"cpu": "8"}}],
+    "objects": [
+        {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": {"name": name}, "spec": RACK | spec}
+        for name, spec in {
+            "devices": {
+                "devices": [{"name": f"gpu-{i}", **({"consumesCounters": SLICE} if i > 1 else {})} for i in range(4)]
+            },
+            "counters": {"sharedCounters": [{"name": "card", "counters": {"m": {"value": "1"}}}]},
+        }.items()
+    ],
+}
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +56,7 @@ def failpoints(tmp_path_factory: pytest.TempPathFactory) -> Failpoints:
 @pytest.fixture(scope="module")
 def mesh(make_mesh: MakeMesh, failpoints: Failpoints) -> Mesh:
     environment = {**failpoints.environment, "MOORAGE_PLACEMENT_HTTP": "127.0.0.1:0"}
-    fleet = {"clusters": [{"name": "a", "provider": "lab", "nodes": [HOST]}]}
+    fleet = {"clusters": [{"name": "a", "provider": "lab", "nodes": [HOST]}, COMMON]}
     return make_mesh(fleet, "--workers", "placement=2", environment=environment)
 
 
@@ -89,6 +106,42 @@ async def test_a_kill_loses_nothing_that_was_answered(
         assert (await placement.call("DELETE", f"/allocations/{consumer}")).status in (204, 404)
     for zone in zones:
         assert await placement.used(zone) == {"VCPU": 0}
+
+
+@pytest.mark.parametrize("nth", [1, 3])
+async def test_a_kill_gives_no_common_device_twice(
+    mesh: Mesh, placement: PlacementClient, failpoints: Failpoints, nth: int
+) -> None:
+    devices = [provider_uuid("lab/r", f"d.io/rack/gpu-{i}") for i in range(4)]
+
+    async def there() -> bool:
+        found = await placement.call("GET", "/allocation_candidates?resources=CUSTOM_D_IO:1")
+        return found.status == 200 and len(found.body["allocation_requests"]) == 4
+
+    await eventually(there, 60, "the devices are shown")
+    failpoints.arm("placement.committed", nth=nth)
+    accepted: dict[str, set[str]] = {device: set() for device in devices}
+
+    async def client(number: int) -> None:
+        for i in range(len(devices)):
+            consumer, device = str(uuid.uuid4()), devices[(number + i) % len(devices)]
+            answer = await placement.allocate(consumer, {device: {"CUSTOM_D_IO": 1}})
+            lost = answer.status == 409 and answer.body["errors"][0]["code"] == "placement.concurrent_update"
+            assert answer.status in (204, 409), answer
+            if answer.status == 204 or lost:
+                accepted[device].add(consumer)
+
+    await asyncio.gather(*(client(number) for number in range(CLIENTS)))
+    await until(lambda: failpoints.happened("placement.committed") > 0, 60, "a worker dies")
+    mesh.kill("placement")
+    for device in devices:
+        assert (await placement.held(device)).keys() == accepted[device]
+        assert await placement.used(device) == {"CUSTOM_D_IO": 1}, "it, or its counter, is taken"
+    held = [len(consumers) for consumers in accepted.values()]
+    assert (held[:2], sorted(held[2:])) == ([1, 1], [0, 1])
+    for consumer in [c for consumers in accepted.values() for c in consumers]:
+        assert (await placement.call("DELETE", f"/allocations/{consumer}")).status in (204, 404)
+    await eventually(there, 60, "all can be taken again")
 
 
 @pytest.mark.parametrize("others", [(), ("placement",), ("placement", "inventory", "nats")])
