@@ -29,7 +29,11 @@ HOST: dict[str, Any] = {
     "zones": [{"id": f"numa{z}", "resources": {"cpu": 12}} for z in (0, 1)],
     "providers": [{"name": "nic", "zone": "numa0", "inventories": {"SRIOV_NET_VF": 32}}],
 }
-RACK = {"driver": "d.io", "pool": {"name": "rack", "generation": 1, "resourceSliceCount": 2}, "allNodes": True}
+RACK: dict[str, Any] = {
+    "driver": "d.io",
+    "pool": {"name": "rack", "generation": 1, "resourceSliceCount": 2},
+    "allNodes": True,
+}
 SLICE = [{"counterSet": "card", "counters": {"m": {"value": "1"}}}]
 #: Two nodes reach four devices; the last two take of one counter, of which there is enough for one of them.
 COMMON: dict[str, Any] = {
