@@ -35,19 +35,28 @@ RACK: dict[str, Any] = {
     "allNodes": True,
 }
 SLICE = [{"counterSet": "card", "counters": {"m": {"value": "1"}}}]
+
+
+def rack_slice(name: str, **spec: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceSlice",
+        "metadata": {"name": name},
+        "spec": {**RACK, **spec},
+    }
+
+
 #: Two nodes reach four devices; the last two take of one counter, of which there is enough for one of them.
 COMMON: dict[str, Any] = {
     "name": "r",
     "provider": "lab",
     "nodes": [{"name": "r", "count": 2, "allocatable": {"cpu": "8"}}],
     "objects": [
-        {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": {"name": name}, "spec": RACK | spec}
-        for name, spec in {
-            "devices": {
-                "devices": [{"name": f"gpu-{i}", **({"consumesCounters": SLICE} if i > 1 else {})} for i in range(4)]
-            },
-            "counters": {"sharedCounters": [{"name": "card", "counters": {"m": {"value": "1"}}}]},
-        }.items()
+        rack_slice(
+            "devices",
+            devices=[{"name": f"gpu-{i}", **({"consumesCounters": SLICE} if i > 1 else {})} for i in range(4)],
+        ),
+        rack_slice("counters", sharedCounters=[{"name": "card", "counters": {"m": {"value": "1"}}}]),
     ],
 }
 
