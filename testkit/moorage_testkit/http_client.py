@@ -78,4 +78,4 @@ class HttpClient:
             if true(found):
                 return found
             assert time.monotonic() < end, f"{path} is still {json.dumps(found)[:1500]}"
-            time.sleep(0.05)
+            time.sleep(0.1)

@@ -5,7 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
+T = TypeVar("T")
+#: Seconds between two looks: what one takes, within these.
+PAUSE, LONGEST_PAUSE = 0.05, 0.5
 #: A busy machine may need so many seconds for what takes a moment on a quiet one. What has to be quick is timed by its test.
 LEAST = 30.0
 
@@ -20,10 +24,16 @@ async def until(condition: Callable[[], bool], seconds: float = 40, what: str = 
         raise AssertionError(f"not within {seconds:g} s: {what or condition}") from None
 
 
-def wait_until(condition: Callable[[], object], what: str = "", within: float = 40) -> None:
-    """Waits where no loop runs."""
+def wait_until(condition: Callable[[], T], what: str | Callable[[], object] = "", within: float = 40) -> T:
+    """Waits where no loop runs, and returns what the condition returned."""
     within = max(within, LEAST)
     end = time.monotonic() + within
-    while not condition():
-        assert time.monotonic() < end, f"not within {within:g} s: {what or condition}"
-        time.sleep(0.05)
+    while True:
+        began = time.monotonic()
+        if found := condition():
+            return found
+        now = time.monotonic()
+        if now >= end:
+            raise AssertionError(f"not within {within:g} s: {(what() if callable(what) else what) or condition}")
+        # A condition that runs a command must not keep a core busy.
+        time.sleep(min(max(PAUSE, now - began), LONGEST_PAUSE))

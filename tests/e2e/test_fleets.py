@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import pytest
 
 from moorage_testkit.mesh import Mesh
 from moorage_testkit.mesh_client import application
+from moorage_testkit.polling import wait_until
 
 NODE = {"name": "n", "allocatable": {"cpu": "4", "memory": "8Gi"}}
 
@@ -73,10 +73,7 @@ def why(mesh: Mesh, name: str) -> Any:
 
 
 def until(condition: Callable[[], object], seconds: float = 20) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.1)
+    wait_until(condition, within=seconds)
 
 
 def test_a_cluster_of_another_simulator_is_refused_with_a_message(mesh: Mesh, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ import pytest
 
 from moorage.cli.up.bootstrap import typed_command
 from moorage_testkit.mesh import Mesh
+from moorage_testkit.polling import wait_until
 
 APPLICATION = json.dumps(
     {
@@ -105,10 +106,7 @@ def healthy_again(local: Local, kind: str) -> bool:
 
 
 def until(condition: Callable[[], bool], seconds: float, what: str) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, what
-        time.sleep(0.02)
+    wait_until(condition, what, seconds)
 
 
 def test_a_detached_mesh_stops_and_starts_with_its_state(local: Local) -> None:

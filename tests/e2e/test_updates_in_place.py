@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 
 from moorage_testkit.mesh import Mesh
 from moorage_testkit.mesh_client import application, group
+from moorage_testkit.polling import wait_until
 
 #: By test, the number of its clusters.
 CLUSTERS = {"more": 1, "image": 2, "daemon": 1, "surge": 1, "single": 1, "both": 1, "back": 1, "steered": 1}
@@ -44,11 +44,7 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
 
 
 def poll(condition: Callable[[], Any], seconds: float, what: Callable[[], str]) -> Any:
-    end = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < end, what()
-        time.sleep(0.05)
-    return found
+    return wait_until(condition, what, seconds)
 
 
 def document(name: str, kind: str, cpu: int, pods: int = 1, image: str = "i:1", **spec: Any) -> dict[str, Any]:

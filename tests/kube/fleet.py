@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 import urllib.error
 from collections.abc import Callable, Iterator
 from typing import Any, Self
@@ -17,6 +16,7 @@ from moorage.kube import connect
 from moorage_testkit.agent_process import AgentProcess
 from moorage_testkit.control_plane import ControlPlane
 from moorage_testkit.mesh import Mesh
+from moorage_testkit.polling import wait_until
 
 GPU = "nvidia.com/gpu"
 AVX = "feature.node.kubernetes.io/cpu-cpuid.AVX512F"
@@ -41,13 +41,7 @@ def agent_of(mesh: Mesh, plane: ControlPlane) -> AgentProcess:
 
 
 def until(check: Callable[[], Any], seconds: float = 30, what: str = "") -> Any:
-    end = time.monotonic() + seconds
-    while True:
-        if found := check():
-            return found
-        if time.monotonic() > end:
-            raise AssertionError(f"not within {seconds:g} s: {what}")
-        time.sleep(0.1)
+    return wait_until(check, what, seconds)
 
 
 @pytest.fixture(name="mesh", scope="module")

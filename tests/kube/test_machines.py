@@ -34,6 +34,7 @@ from moorage.model.object_names import NAMESPACE
 from moorage_testkit.control_plane import ControlPlane
 from moorage_testkit.machine_cluster import MachineCluster, MachinesProcess, Refused
 from moorage_testkit.machines import machine
+from moorage_testkit.polling import wait_until
 from moorage_testkit.servers import free_port
 
 from .conftest import settled
@@ -75,10 +76,7 @@ async def ready(cluster: MachineCluster, process: MachinesProcess) -> AsyncItera
 
 
 def until(check: Callable[[], bool], seconds: float) -> None:
-    end = time.monotonic() + seconds
-    while not check():
-        assert time.monotonic() < end, f"not within {seconds:g} s"
-        time.sleep(0.1)
+    wait_until(check, within=seconds)
 
 
 def hooks_answer(cluster: MachineCluster) -> bool:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,6 +18,7 @@ from moorage_testkit.agent_process import AgentProcess
 from moorage_testkit.control_plane import control_planes
 from moorage_testkit.machine_cluster import MachineCluster, MachinesProcess
 from moorage_testkit.mesh import Mesh
+from moorage_testkit.polling import wait_until
 
 TEAM = "team"
 MACHINES = f"/apis/{GROUP_VERSION}/machines"
@@ -96,10 +96,7 @@ def fleet(*names: str) -> Iterator[Fleet]:
 
 
 def until(check: Callable[[], Any], seconds: float, what: str = "") -> None:
-    end = time.monotonic() + seconds
-    while not check():
-        assert time.monotonic() < end, f"not within {seconds:g} s: {what or check}"
-        time.sleep(0.1)
+    wait_until(check, what, seconds)
 
 
 def document(available: int, *names: str) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from moorage_testkit.failpoints import Failpoints
 from moorage_testkit.machine_cluster import MachineCluster, MachinesProcess, Refused
 from moorage_testkit.machines import machine
 from moorage_testkit.mesh import Mesh
+from moorage_testkit.polling import wait_until
 
 from .conftest import settled
 
@@ -330,7 +331,4 @@ async def test_a_cluster_with_machines_joins_and_leaves_by_command(cluster: Mach
 
 
 def until(check: Callable[[], bool], seconds: float) -> None:
-    end = time.monotonic() + seconds
-    while not check():
-        assert time.monotonic() < end, f"not within {seconds:g} s"
-        time.sleep(0.1)
+    wait_until(check, within=seconds)

@@ -7,7 +7,6 @@ Worlds share a control plane. Each has a namespace, nodes and label keys of its 
 from __future__ import annotations
 
 import random
-import time
 import urllib.error
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +24,7 @@ from moorage.model.claims import Decision
 from moorage.podspec import parse_host_port
 from moorage_testkit.control_plane import ControlPlane
 from moorage_testkit.fleets import fleet_of
+from moorage_testkit.polling import wait_until
 from moorage_testkit.rule_worlds import HOSTNAME, KINDS, World, random_world
 
 BATCH = 50
@@ -181,10 +181,7 @@ class Cluster:
             list(pool.map(lambda path: self._call("DELETE", path, {"gracePeriodSeconds": 0}), paths))
 
     def until(self, check: Callable[[], bool], seconds: float, what: Callable[[], object]) -> None:
-        end = time.monotonic() + seconds
-        while not check():
-            assert time.monotonic() < end, what()
-            time.sleep(0.2)
+        wait_until(check, what, seconds)
 
 
 def pods_path(body: Body) -> str:
