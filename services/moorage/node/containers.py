@@ -94,9 +94,6 @@ class ContainerIndex:
             self.drop(record.id)
         return self._sandboxes.pop(sandbox, "")
 
-    def has_sandbox(self, uid: str) -> bool:
-        return uid in self._sandboxes.values()
-
     def put(self, record: ContainerRecord) -> None:
         self._by_id[record.id] = record
         self._by_name[record.uid, record.name] = record.id

@@ -429,7 +429,3 @@ def best_clusters_first(scores: Floats, clusters: NDArray[np.integer], size: int
         found.append((best <= some[0]) & (best >= some[-1]))
         first, width = last, width if len(found) < 8 else 2 * width
     return found
-
-
-def needs_devices(shapes: Sequence[Shape]) -> bool:
-    return any(_device_groups(shape) for shape in shapes)

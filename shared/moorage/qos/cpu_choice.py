@@ -92,9 +92,6 @@ class Accumulator:
     def free_cores(self) -> list[int]:
         return self._whole(self.cores(), self.topology.cores)
 
-    def free_uncores(self) -> list[int]:
-        return self._whole(self.uncores(), self.topology.uncores)
-
     def _whole(self, numbers: Iterable[int], masks: Mapping[int, int]) -> list[int]:
         return [number for number in numbers if masks[number] & self.available == masks[number]]
 

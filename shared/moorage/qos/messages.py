@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from enum import IntEnum
 from typing import NamedTuple, Protocol
 
-import msgspec
-
 from moorage.model.base import Model, Value
 
 from .topology_hints import Hint, Hints
@@ -265,11 +263,3 @@ class ResourcePlugin(Protocol):
     def adopt(self, pods: Mapping[str, PodSpec], allocations: PodAllocations) -> list[str]:
         """Takes over what containers of these pods have by the agent's checkpoint or by their cgroups, where its own state
         lacks them. Returns what does not fit, one sentence each."""
-
-
-_encode = msgspec.json.Encoder(order="deterministic").encode
-
-
-def encode_plain(value: object) -> bytes:
-    """Encodes a value, with sorted keys, as state files have it."""
-    return _encode(value)

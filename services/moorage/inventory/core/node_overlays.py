@@ -183,11 +183,6 @@ class NodeOverlays:
         fields = self._fields.get(node)
         return {} if fields is None else fields.parts.get(uid, {})
 
-    def pods_with_parts(self, node: str) -> Iterable[str]:
-        """Returns the uids of the pods of which the node's agent tells what they take of parts."""
-        fields = self._fields.get(node)
-        return () if fields is None else fields.parts
-
     def admission(self, node: str, uid: str) -> AdmissionReport | None:
         """Returns what the node's agent decided about a pod."""
         fields = self._fields.get(node)

@@ -110,7 +110,6 @@ def aggregates(version: int) -> dict[str, Any]:
 
 
 RESOURCE_CLASS = _object({"name": {"type": "string", "pattern": _CUSTOM, "maxLength": 255}}, ["name"])
-CUSTOM_TRAIT = {"type": "string", "minLength": 1, "maxLength": 255, "pattern": _CUSTOM}
 PROVIDER_TRAITS = _object(
     {"traits": {"type": "array", "items": _SHORT}, "resource_provider_generation": {"type": "integer"}},
     ["traits", "resource_provider_generation"],
