@@ -246,6 +246,28 @@ def test_a_surge_counts_until_the_older_pods_are_gone() -> None:
     assert site.free() == 4 and on(site.ledger.standing[group("g")]) == {"n-0": 2}
 
 
+@pytest.mark.parametrize(("cpu", "surge_on"), [(8, "n-0"), (5, "n-1")])
+def test_a_surge_goes_where_the_object_is_if_there_is_room(cpu: int, surge_on: str) -> None:
+    site = Site({"lab/one": [node(cpu=str(cpu)), node(cpu="4")]})
+    site.strangers["lab/one", "n-1"] = 4000
+    site.report()
+    site.run(site.decide(1, web(2, 2, surge=1)))
+    site.strangers["lab/one", "n-1"] = 1000  # packing prefers this node, which has less left
+    site.report()
+    second = site.decide(2, web(2, 2, template="u", surge=1))
+    assert on(second) == {"n-0": 2}
+    assert [slot.node for slot in second.claims[0].slots if slot.surge] == [surge_on]
+
+
+def test_pods_stay_beside_each_other_where_each_has_a_node() -> None:
+    site = Site({"lab/one": [node(cpu="4"), node(cpu="4")]})
+    first = site.decide(1, web(2, 3, surge=1))
+    assert on(first) == {"n-0": 1, "n-1": 1}
+    site.run(first)
+    second = site.decide(2, web(2, 1, template="u", surge=1))
+    assert on(second) == {"n-0": 1, "n-1": 1}, "the slot that two have on one node is that of the surge"
+
+
 def test_without_room_for_its_surge_an_update_goes_without_if_pods_may_be_missing() -> None:
     site = one_node(8)
     site.run(site.decide(1, web(4, 2, surge=1, unavailable=1)))

@@ -56,6 +56,8 @@ def assign_beside_own(
 
     def attempt(without_surge: set[int]) -> list[Placed] | Unassigned:
         tried = _Attempt(fleet, cid, wanted, solutions, without_surge).assign()
+        if isinstance(tried, Unassigned) and surging - without_surge and len(wanted) > 1:
+            tried = _Attempt(fleet, cid, wanted, solutions, without_surge, spread_surge=True).assign()
         if updates and isinstance(tried, Unassigned):
             filled = _Attempt(fleet, cid, wanted, solutions, without_surge, fill=True).assign()
             if isinstance(filled, Unassigned) and any(one.shape.rules for one in wanted):

@@ -75,7 +75,8 @@ class Plan:
 class AttemptState:
     """Holds what one try to assign all pods goes by. `without_surge`: numbers of objects that go without. `fill`: as many new
     slots as fit go where the object is already, which matters where it has more pods there than slots. `anew`: new slots take
-    over no older ones. `mandatory`: pods of updates get no optional needs but those that kept slots have."""
+    over no older ones. `mandatory`: pods of updates get no optional needs but those that kept slots have. `spread_surge`: slots for
+    a surge go anywhere, not first where the object is already."""
 
     fleet: Fleet
     cid: int
@@ -85,6 +86,7 @@ class AttemptState:
     fill: bool = False
     anew: bool = False
     mandatory: bool = False
+    spread_surge: bool = False
     limits: Limits = field(default_factory=dict)
     taken: NodeAmounts = field(default_factory=dict)  # beyond what the claims of the group take already
 
@@ -300,6 +302,31 @@ class Takeover:
                 found = self._with_parts(slot, row, most, granted, runs, slots)
             slots += found
             missing -= sum(one.count for one in found)
+        if 0 < missing <= self.surge and self._keeps_surge_together():
+            slots += self._surge_beside(slots, missing, granted)
+        return slots
+
+    def _keeps_surge_together(self) -> bool:
+        """Returns whether pods of the surge may go where the object is already, whatever else is on its nodes."""
+        attempt = self.attempt
+        together = not (attempt.spread_surge or attempt.limits)
+        return together and not self.shape.rules and not asks_parts(self.shape, attempt.fleet)
+
+    def _surge_beside(self, others: Sequence[Slot], missing: int, granted: Sequence[int]) -> list[Slot]:
+        """Returns slots for the surge beside the object's other ones. Pods prefer all nodes of their slots alike: one that a further
+        node has for the time of a rollout would draw pods that must leave it, or be followed, after that."""
+        fleet = self.attempt.fleet
+        resources = pod_requests(self.shape, granted)
+        runs = runs_by_node([*self.kept, *others])
+        slots: list[Slot] = []
+        for node, row, may in self._own_nodes(granted) if missing else ():
+            here = runs.get(node, [])
+            most = missing if may and here else 0
+            while most > 0 and not self._fits(row, node, self._extra(node, [*here, (resources, most)]), resources):
+                most -= 1
+            if most:
+                slots.append(Slot(node=node, host=other_host(fleet, row), count=most, resources=dict(resources)))
+                missing -= most
         return slots
 
     def _with_parts(
