@@ -53,7 +53,8 @@ class ClaimedPods:
         Name the cluster if it is known: a pod in another cluster that carries the same claim does so by mistake.
         """
         found: dict[str, int] = {}
-        for cid in self._claimed_in.get(claim, ()) if cluster is None else (cluster,):
+        where = self._claimed_in.get(claim, ())
+        for cid in where if cluster is None or not where else (cluster,):
             for node, pods in self._claims.get(cid, {}).get(claim, {}).items():
                 if node:
                     found[node] = found.get(node, 0) + pods

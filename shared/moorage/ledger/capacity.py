@@ -111,10 +111,13 @@ class Capacity:
         for entry in entries:
             self._shift_all(self._entries_in_flight.pop(entry, {}), {})
         self._recount_consumers(changes.consumers)
-        # A claim that is new or gone may use slots: its pods fill them, or do not any more.
-        used = {r for ident in changes.claims for r in self._reservations_of(ident)}
-        self._recount_machines(changes.reservations | used, changes.grants)
-        flights = [self._remove_from_flight(d.id) for d in decisions]
+        reservations = changes.reservations
+        if self._reservation_of or self.ledger.machines.within:
+            # A claim that is new or gone may use slots: its pods fill them, or do not any more.
+            reservations = reservations.union(*map(self._reservations_of, changes.claims))
+        if reservations or changes.grants:
+            self._recount_machines(reservations, changes.grants)
+        flights = [self._remove_from_flight(d.id) for d in decisions if d.id in self._in_flight]
         changed = self._families_of(changes.claims)
         for flight in flights:
             for family in [f for f in flight if f in changed and f not in self._families]:

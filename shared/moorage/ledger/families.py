@@ -291,10 +291,19 @@ def is_fully_covered(claims: Sequence[CountedClaim]) -> bool:
 def open_room(claims: Sequence[CountedClaim]) -> NodeAmounts:
     """Returns what the claims of one object, the oldest first, take by node beyond their pods."""
     if len(claims) == 1 and not claims[0].live:
-        return {node: _sum(runs) for node, runs in runs_by_node(without_surge(claims[0].slots)).items()}
+        return _room_of_slots(claims[0].slots)
     family = FamilyNodes(claims)
     found = ((node, family.open_on(node)) for node in family.nodes())
     return {node: amounts for node, amounts in found if amounts}
+
+
+def _room_of_slots(slots: Iterable[Slot]) -> NodeAmounts:
+    """Returns what slots take by node while no pod has one of them, without those for a surge."""
+    found: NodeAmounts = {}
+    for slot in slots:
+        if slot.node and not slot.surge:
+            add(found.setdefault(slot.node, {}), taken_by(slot), slot.count)
+    return found
 
 
 def differs_from_pods(claims: Sequence[CountedClaim]) -> bool:

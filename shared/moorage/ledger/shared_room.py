@@ -36,8 +36,11 @@ class SharedRoom:
 
     def on(self, cluster: str, node: str, totals: Mapping[str, int]) -> tuple[SharedSlots, ...]:
         """Returns the shared slots of a node. `totals`: what is taken of each type there, less what is offered."""
+        claims = self._in_cluster.get(cluster)
+        if not claims:
+            return ()
         found = []
-        for claim in sorted(self._in_cluster.get(cluster, ())):
+        for claim in sorted(claims):
             reserved = self._reserved[claim]
             if node in reserved.slots:
                 found.append(occupied(reserved, node, totals))
