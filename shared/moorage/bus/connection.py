@@ -52,13 +52,19 @@ def _jittered(servers: list[Server], _info: dict[str, Any]) -> tuple[Server | No
     return server, random.uniform(0, min(2.0, 0.05 * 2 ** min(server.reconnects, 6)))
 
 
-class _DirectDelivery:
+class DirectDelivery:
     """Calls a function with each message of a subscription as it is read.
 
     It stands in for the future that the client resolves with a single answer, which avoids a queue and waking a task."""
 
     def __init__(self, receive: Callable[[Msg], None]) -> None:
-        self.set_result = receive
+        self._receive = receive
+
+    def set_result(self, msg: Msg) -> None:
+        try:
+            self._receive(msg)
+        except Exception:  # the client would read no further message
+            log.exception("a message could not be received", subject=msg.subject)
 
     def cancelled(self) -> bool:
         return False
@@ -105,7 +111,7 @@ class Connection:
             detail = f"NATS at {settings.nats_url} did not answer within {timeout:g} s ({self._last_error})"
             raise NoAnswer(detail) from error
         self._inbox = self.nc.new_inbox()
-        await self.nc.subscribe(f"{self._inbox}.*", future=_DirectDelivery(self._on_answer))  # type: ignore[arg-type]
+        await self.nc.subscribe(f"{self._inbox}.*", future=DirectDelivery(self._on_answer))  # type: ignore[arg-type]
 
     async def _on_error(self, error: Exception) -> None:
         """Counts and logs an error. A forbidden publish looks like a success to its caller; only this sees it."""
@@ -261,20 +267,23 @@ class Connection:
         logged. Either way the next message is handled.
         """
 
-        async def receive(msg: Msg) -> None:
-            HANDLED.set(Handled(msg.subject, msg.data))  # for log lines; the context belongs to this subscription alone
+        def receive(msg: Msg) -> None:
             if len(msg.data) > max_bytes:
-                await self.reject(msg.subject, msg.data, too_large(len(msg.data), max_bytes))
+                self.spawn(self.reject(msg.subject, msg.data, too_large(len(msg.data), max_bytes)))
                 return
+            before = HANDLED.set(Handled(msg.subject, msg.data))  # for log lines
             try:
                 handle(msg.subject, msg.data)
             except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-                await self.reject(msg.subject, msg.data, unreadable(error))
+                self.spawn(self.reject(msg.subject, msg.data, unreadable(error)))
             except Exception:
                 self.count("handler_errors")
                 log.exception("handler failed")
+            finally:
+                HANDLED.reset(before)
 
-        sub = await self.nc.subscribe(subject, queue=queue, cb=receive, pending_bytes_limit=1 << 30)
+        delivery: Any = DirectDelivery(receive)
+        sub = await self.nc.subscribe(subject, queue=queue, future=delivery)
         await self.settle()
         return sub
 
@@ -290,7 +299,7 @@ class Connection:
     ) -> None:
         """Answers requests, at most `limit` at once; further ones are refused at once. `refusal` encodes every problem."""
         server = RequestServer(self, subject, handle, queue=queue, limit=limit, max_bytes=max_bytes, refusal=refusal)
-        delivery: Any = _DirectDelivery(server.receive)
+        delivery: Any = DirectDelivery(server.receive)
         self._served.append((await self.nc.subscribe(subject, queue=queue, future=delivery), server))
         await self.settle()
 

@@ -15,7 +15,7 @@ from nats.aio.subscription import Subscription
 from moorage.telemetry import HANDLED, Handled
 
 from . import jetstream
-from .connection import Connection
+from .connection import Connection, DirectDelivery
 from .errors import BusError, NoAnswer
 from .ids import new_id
 
@@ -86,7 +86,7 @@ class OrderedConsumer:
         self._consumer = f"tail-{new_id()}"
         if not self._from_start and self._restart is not None:
             self._restart()
-        self._sub = await self._conn.nc.subscribe(inbox, cb=self._received, pending_bytes_limit=1 << 30)
+        self._sub = await self._subscribe(inbox)
         config: dict[str, Any] = {
             "name": self._consumer,
             "deliver_subject": inbox,
@@ -118,12 +118,16 @@ class OrderedConsumer:
         self.synced()
         self._caught_up.set()
 
-    async def _received(self, msg: Msg) -> None:
+    async def _subscribe(self, inbox: str) -> Subscription:
+        delivery: Any = DirectDelivery(self._received)
+        return await self._conn.nc.subscribe(inbox, future=delivery)
+
+    def _received(self, msg: Msg) -> None:
         self._last_message_at = asyncio.get_running_loop().time()
         headers: dict[str, str] | None = msg.headers
         if headers and "Status" in headers and not msg.data:
             if msg.reply:  # flow control
-                await self._conn.nc.publish(msg.reply, b"")
+                self._conn.spawn(self._go_on(msg.reply))
             if int(headers.get("Nats-Last-Consumer", self._expected - 1)) != self._expected - 1:
                 self._broken.set()
             return
@@ -137,14 +141,21 @@ class OrderedConsumer:
             if stream_seq < self.next:
                 return
             self.next = stream_seq + 1
-        HANDLED.set(Handled(msg.subject, msg.data))  # for log lines; the context belongs to this subscription alone
+        before = HANDLED.set(Handled(msg.subject, msg.data))  # for log lines
         try:
             self._handle(stream_seq, msg.subject, msg.data, headers)
         except Exception:
             self._conn.count("handler_errors")
             log.exception("handler failed", stream=self._stream, seq=stream_seq)
+        finally:
+            HANDLED.reset(before)
         if pending == 0:
             self._complete()
+
+    async def _go_on(self, reply: str) -> None:
+        """Tells the broker that what it sent so far was handled."""
+        with contextlib.suppress(nats.errors.Error):  # without it the broker begins anew
+            await self._conn.nc.publish(reply, b"")
 
     async def _repair(self) -> None:
         """Creates the consumer again after a reconnect, a gap in its numbers, or silence longer than three heartbeats."""
@@ -167,6 +178,6 @@ class OrderedConsumer:
                 log.warning("the consumer could not be created again", stream=self._stream, error=str(error))
                 self._broken.set()
                 if self._sub is None:
-                    self._sub = await self._conn.nc.subscribe(self._conn.nc.new_inbox(), cb=self._received)
+                    self._sub = await self._subscribe(self._conn.nc.new_inbox())
                 await asyncio.sleep(delay)
                 delay = min(delay * 2, 2.0)
