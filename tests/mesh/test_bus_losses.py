@@ -24,11 +24,11 @@ class Lossy:
         self.lost = list(lost)
         received = OrderedConsumer._received
 
-        async def lossy(self_: OrderedConsumer, msg: Msg) -> None:
+        def lossy(self_: OrderedConsumer, msg: Msg) -> None:
             if msg.data in self.lost:
                 self.lost.remove(msg.data)
             else:
-                await received(self_, msg)
+                received(self_, msg)
 
         monkeypatch.setattr(OrderedConsumer, "_received", lossy)
 
