@@ -145,12 +145,13 @@ class Committer:
 
     async def _commit_batch(self, batch: list[_Pending]) -> None:
         while batch := self._check(batch):
-            if self._follower.broken:
-                raise RuntimeError("the capacity may be out of step with the ledger")
+            self._check_follower()
             ident, at = new_id(), _now()
             self._sent, self._refused = ident, None
             expected = self._follower.ledger.seq
             data = encode_commit(ident, self.ident, [pending.raw for pending in batch], at)
+            commit = Commit(id=ident, by=self.ident, at=at, entries=[pending.entry for pending in batch])
+            self._follower.sent = data, commit
             try:
                 seq = await self._log.append(data, expected=expected)
             except Conflict:
@@ -163,13 +164,17 @@ class Committer:
                     continue
                 seq = expected + 1  # it can be nowhere else
             else:
-                entries = [pending.entry for pending in batch]
-                self._follower.fold(seq, Commit(id=ident, by=self.ident, at=at, entries=entries))
+                self._follower.fold(seq, commit)
+            self._check_follower()  # the log may have delivered the commit before its acknowledgement came
             for pending in batch:
                 self._committed(pending, seq)
             if asyncio.get_running_loop().time() - self._others_at < _RECENTLY:
                 await asyncio.sleep(PAUSE)
             return
+
+    def _check_follower(self) -> None:
+        if self._follower.broken:
+            raise RuntimeError("the capacity may be out of step with the ledger")
 
     def _committed(self, pending: _Pending, seq: int) -> None:
         handler = handler_of(pending.entry)

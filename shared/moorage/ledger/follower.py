@@ -41,6 +41,8 @@ class LedgerFollower:
         self.ledger = Ledger()
         self.on_fold: list[Callable[[Commit, Changes], None]] = []
         self.on_reload: list[Callable[[Ledger], None]] = []
+        #: The last commit that a committer sent, and its bytes: it need not be decoded if the log delivers it before its acknowledgement.
+        self.sent: tuple[bytes, Commit] | None = None
         self._tail: OrderedConsumer | None = None
         self._loading = False
         self.broken = False
@@ -93,6 +95,9 @@ class LedgerFollower:
 
     def _received(self, seq: int, data: bytes) -> None:
         if seq <= self.ledger.seq or self._loading or self.broken:
+            return
+        if self.sent is not None and data == self.sent[0]:
+            self.fold(seq, self.sent[1])
             return
         try:
             commit = decode_commit(data)
