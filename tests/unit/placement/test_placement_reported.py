@@ -427,6 +427,24 @@ def test_a_common_device_stays_a_consumers_whichever_nodes_go(takes: int) -> Non
     assert improved is not None and {fleet.node_name(int(r)) for r in improved} == {"n-0", "n-1"}
 
 
+@pytest.mark.parametrize("common_first", [True, False])
+def test_a_device_that_becomes_common_or_its_nodes_own_stays_a_consumers(common_first: bool) -> None:
+    common = reached("n-0", "n-1")
+    own = [msgspec.structs.replace(node("n-0", cpu="4"), devices=[device("x-0", "rack")]), node("n-1", cpu="4")]
+    own[1].devices = []
+    first, then = (common, own) if common_first else (own, common)
+    mesh, provider_of = Mesh(one=first), part("d.io/rack/x-0")
+    consumer = mesh.put({provider_of: {"CUSTOM_D_IO": 1}})
+    for generation, nodes in enumerate((then, first, then), 1):
+        mesh.report(ONE, *nodes)
+        assert mesh.usages(provider_of) == {"CUSTOM_D_IO": 1}
+        assert mesh.show(provider_of)["parent_provider_uuid"] == (part("n-0") if nodes is own else None)
+        assert not [found for found in mesh.candidates("resources=CUSTOM_D_IO:1") if provider_of in found]
+        mesh.put({provider_of: {"CUSTOM_D_IO": 1}}, consumer, generation)
+    mesh.call("DELETE", f"/allocations/{consumer}")
+    assert mesh.usages(provider_of) == {"CUSTOM_D_IO": 0}
+
+
 def test_decisions_and_consumers_do_not_get_the_same_common_device() -> None:
     mesh = Mesh(one=reached("n-0", "n-1", takes=1))
     first, second = part("d.io/rack/x-0"), part("d.io/rack/x-1")
