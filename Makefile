@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-WORKERS ?= 6
+WORKERS ?= 5
 PYTEST := $(BIN)/python -m pytest
 
 .PHONY: help install up test test-fast test-long check check-workflows docs bench kube-assets node node-assets protos engine openstack-client clean

@@ -30,8 +30,8 @@ SAMPLE = 100
 FLEET_OF_CLUSTERS = tuple(f"tests/kube/test_{name}.py" for name in ("fleet", "moves", "registered"))
 
 
-#: What runs in the background of a parallel run, and what starts servers that serve many files.
-BACKGROUND, COSTLY = "tests/unit/", "tests/kube/"
+#: What only computes, and what starts servers that serve many files.
+COMPUTING, COSTLY = "tests/unit/", "tests/kube/"
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -40,7 +40,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from moorage_testkit.scheduler import FileScheduler
 
     config.option.loadscopereorder = False
-    return FileScheduler(config, log, scope=_scope, costly=COSTLY, background=BACKGROUND)
+    return FileScheduler(config, log, scope=_scope, costly=COSTLY, computing=COMPUTING)
 
 
 def _scope(file: str) -> str:
@@ -51,11 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
     seeds.with_long = config.option.markexpr != "not long"
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        from moorage_testkit.scheduler import yield_to_others
-
-        yield_to_others((item.nodeid for item in session.items), BACKGROUND)
+def pytest_collection_finish() -> None:
     # What was collected stays until the end: no garbage collection has to look at it again.
     gc.collect()
     gc.freeze()
