@@ -148,7 +148,7 @@ async def test_a_follower_can_start_before_the_inventory(redis: RedisServer) -> 
     done, _ = await asyncio.wait({starting}, timeout=0.5)
     assert not done, "half a fleet is none"
     await store.rewrite(1, 2, FleetWriter())
-    await asyncio.wait_for(starting, 5)
+    await asyncio.wait_for(starting, 30)
     assert follower.healthy
     await follower.stop()
     await store.close()

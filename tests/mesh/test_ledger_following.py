@@ -103,7 +103,7 @@ async def test_a_log_that_begins_after_the_snapshot_is_refused(bus: Bus, join: J
         await open_ledger(bus)
     # A reader that was away meanwhile ends, too, with the state that it had.
     reader.follower.fold(6, Commit())
-    await asyncio.wait_for(reader.bus.closed.wait(), 5)
+    await asyncio.wait_for(reader.bus.closed.wait(), 30)
     assert reader.follower.ledger.seq == 0 and not party.bus.closed.is_set()
     await write_snapshot(bus, party.follower.ledger)
     assert have_equal_ledgers(party, await join())

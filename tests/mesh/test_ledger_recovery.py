@@ -108,7 +108,7 @@ async def test_a_failed_callback_of_a_commit_ends_the_process(nats: NatsServer, 
     await committer.follower.wait(1)
     pending = asyncio.ensure_future(committer.commit(pod_on("too much")))
     for party in others:
-        await asyncio.wait_for(party.bus.closed.wait(), 5)
+        await asyncio.wait_for(party.bus.closed.wait(), 30)
     await writer.commit(pod_on("last", at="n-1"))
     await asyncio.sleep(0.1)
     assert reader.follower.ledger.seq == 2, "nothing more is folded"
@@ -126,7 +126,7 @@ async def test_a_failed_callback_of_a_reload_ends_the_process(nats: NatsServer, 
 
     party.follower.on_reload.insert(0, cannot)
     party.follower._reload("a gap")
-    await asyncio.wait_for(party.bus.closed.wait(), 5)
+    await asyncio.wait_for(party.bus.closed.wait(), 30)
     assert party.follower.broken
     await party.bus.close()
 
@@ -139,7 +139,7 @@ async def test_nothing_is_committed_after_a_partial_fold(nats: NatsServer, bus: 
 
     first.follower.on_fold.insert(0, cannot)
     await second.commit(pod_on("other", cpu=2000))
-    await asyncio.wait_for(first.bus.closed.wait(), 5)
+    await asyncio.wait_for(first.bus.closed.wait(), 30)
     assert first.capacity.fleet.free("cpu")[0] == 2000, "the fold did not reach the capacity"  # type: ignore[index]
     pending = asyncio.ensure_future(first.commit(pod_on("ours")))
     await asyncio.sleep(0.2)

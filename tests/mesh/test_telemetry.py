@@ -60,7 +60,7 @@ def running(worker: str, nats_url: str, redis_url: str) -> Iterator[int]:
         process.wait(20)
 
 
-def becomes(port: int, wanted: tuple[int, str], seconds: float = 30) -> None:
+def becomes(port: int, wanted: tuple[int, str], seconds: float = 60) -> None:
     end = time.monotonic() + seconds
     while (now := ready(port)) != wanted:
         assert time.monotonic() < end, f"{now} instead of {wanted}"
@@ -324,5 +324,5 @@ def test_an_unreachable_collector_does_not_delay_the_exit(nats: NatsServer, redi
         becomes(port, (200, "ok"))
         began = time.monotonic()
         process.terminate()
-        assert process.wait(10) == 0
-        assert time.monotonic() - began < 5
+        assert process.wait(30) == 0
+        assert time.monotonic() - began < 9, "requests to the collector end after ten"
