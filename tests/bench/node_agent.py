@@ -26,6 +26,7 @@ from tests.node.fake_plugin import FakePlugin
 from tests.node.loaded_pools import LoadedPools
 from tests.node.machines import pod, write_pod, write_policy, write_sysfs
 from tests.node.recording_runtime import RecordingRuntime
+from tests.node.test_api_server import PODS, write_kubeconfig
 
 from moorage.fleet import Fleet, FleetFollower
 from moorage.node import grpc_unix
@@ -36,6 +37,7 @@ from moorage.node.state_file import StateFile
 from moorage_testkit import node_assets
 from moorage_testkit.mesh import Mesh
 from moorage_testkit.polling import until
+from moorage_testkit.scripted_api import ScriptedServer
 
 from .harness import Figure
 
@@ -199,25 +201,28 @@ async def node_pools() -> list[Figure]:
 
 
 async def node_idle() -> list[Figure]:
-    """250 pods, each in a cgroup of its own, reported to a mesh: from the start of the process to the first admission, the share of
-    a core while idle, and resident memory."""
-    async with _directory() as directory, _mesh(directory) as mesh:
+    """250 pods of an API server, each in a cgroup of its own, reported to a mesh: from the start of the process to the first
+    admission, the share of a core while idle, and resident memory."""
+    async with _directory() as directory, _mesh(directory) as mesh, ScriptedServer() as server:
         write_policy(directory / "policy.yaml", pools={"online": {"cpus": "0", "default": True}})
-        (directory / "pods").mkdir()
         settings = Settings("n1", runtime=f"unix://{directory}/r.sock", root=directory / "n")
-        settings = settings._replace(config=directory / "policy.yaml", pods=str(directory / "pods"), kubelet=directory)
+        settings = settings._replace(config=directory / "policy.yaml", pods="api", kubelet=directory)
         runtime = RecordingRuntime()
         await runtime.start(directory / "r.sock")
-        agent = AgentProcess(settings.root, *_arguments(settings), *GATE, *await _joined(mesh, directory))
+        server.collections[PODS] = {}
+        kubeconfig = write_kubeconfig(directory / "kubeconfig", server.url, token="secret")
+        joined = await _joined(mesh, directory)
+        agent = AgentProcess(settings.root, *_arguments(settings), *GATE, *joined, "--kubeconfig", str(kubeconfig))
         await agent.start()
         client = CriClient(agent.cri)
         with _cgroups(250) as pids:
             for i in range(250):
                 manifest = pod(f"p{i}", "online-micro_service", "100m", "16Mi")
-                write_pod(directory / "pods", manifest)
+                await server.put(PODS, f"p{i}", **manifest)
                 container = await client.run(f"p{i}", f"uid-p{i}", manifest["metadata"]["annotations"])
                 runtime.pids[container] = pids[i]
-            return await _figures_of(agent, runtime, client, directory)
+            await server.put(PODS, "next", **pod("next", "online-micro_service"))
+            return await _figures_of(agent, runtime, client)
 
 
 @asynccontextmanager
@@ -269,11 +274,8 @@ def _cgroups(count: int) -> Iterator[list[int]]:
             os.rmdir(found)
 
 
-async def _figures_of(
-    agent: AgentProcess, runtime: RecordingRuntime, client: CriClient, directory: Path
-) -> list[Figure]:
+async def _figures_of(agent: AgentProcess, runtime: RecordingRuntime, client: CriClient) -> list[Figure]:
     starts = []
-    write_pod(directory / "pods", pod("next", "online-micro_service"))
     for _ in range(3):
         await agent.kill()
         calls = len(runtime.updates())
