@@ -67,6 +67,7 @@ async def test_before_a_kubelet(agent: AgentProcess, containerd: Containerd, tmp
     online = await _run(client, tmp_path / "pods", "web", "online-micro_service", cpu_shares=512)
     offline = await _run(client, tmp_path / "pods", "etl", "ETL")
     assert (await _cpus(client, online), await _cpus(client, offline)) == ("0", "1")
+    assert all(item["applied"] for item in await agent.ask("allocations"))
     # The kubelet sees what it asked for, not what the container has.
     assert (await client.status(online)).status.resources.linux.cpuset_cpus == ""
     await agent.ask("pools", "set", "online=1", "offline=0")

@@ -69,6 +69,11 @@ class Adjuster:
             outcome = await self._carry_out(wanted, all_or_nothing=False)
             self._settled = settled if not outcome.failed and not outcome.done else {}
 
+    async def read_new(self) -> None:
+        """Reads what is in force in containers that were not read since they started."""
+        async with self._lock:
+            await self._read(everything=False)
+
     async def adjust(self, *, all_or_nothing: bool = False) -> Adjusted:
         """Moves all containers. With `all_or_nothing`, a failure gives every one back what it had."""
         async with self._lock:

@@ -49,7 +49,8 @@ class AgentOperations:
 
     # --- what there is
 
-    def allocations(self, pod: str) -> list[Answer]:
+    async def allocations(self, pod: str) -> list[Answer]:
+        await self._agent.adjuster.read_new()
         found = [
             item
             for record in self._agent.admission.records.values()
