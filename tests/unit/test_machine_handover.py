@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import uuid
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -12,11 +13,11 @@ from hypothesis import strategies as st
 
 from moorage.machine_groups.group_state import grants_text, read_grants
 from moorage.machine_groups.handover_records import StoredGrant
-from moorage.machine_groups.names import GUEST, MACHINE_TYPE, NODE_POOL, POD_ROLE
+from moorage.machine_groups.names import GIVEN_ALONE, GUEST, MACHINE_TYPE, NODE_POOL, POD_ROLE, RESERVATION
 from moorage.machine_groups.slot_assignment import MAX_GRANTS
 from moorage.machine_groups.windows import parse_time
-from moorage.model.machines import Grant
-from moorage.model.object_names import NAMESPACE
+from moorage.model.machines import Grant, Reservation
+from moorage.model.object_names import CLAIM, NAMESPACE
 from moorage.podspec import pinned_node
 from moorage_testkit.machine_world import World
 from moorage_testkit.machines import machine
@@ -422,3 +423,33 @@ def test_as_many_grants_as_are_stored_at_a_time_find_room_in_annotations(node: s
     few = dict(list(grants.items())[:3])
     assert grants_text(few).startswith("{") and read_grants(grants_text(few)) == few
     assert read_grants("zlib:junk") == read_grants("zlib:" + "A" * 40) == read_grants("{") == {} and not grants_text({})
+
+
+def test_what_the_cluster_gave_out_alone_is_known_to_the_mesh_once_it_answers() -> None:
+    w = world(slots=2)
+    w.guest("before", "a")
+    w.rest()
+    before = w.objects["Pod", "team", "before"]["metadata"]
+    assert before["labels"][CLAIM] == f"offline-{before['uid']}" and GIVEN_ALONE in before["annotations"]
+    assert [CLAIM in p["metadata"]["labels"] for p in w.pods() if p["metadata"]["labels"][POD_ROLE] == RESERVATION] == [
+        False
+    ]
+    # The mesh tells of its claim: reservations and guests that are there count in their slots.
+    slots = dict(Counter(p["spec"]["nodeName"] for p in w.pods()))
+    w.core.set_order(Reservation(machine="g/a", claim="claim", slots=slots, offline=slots))
+    w.core.set_connected(True)
+    w.core.set_grant(Grant(uid=before["uid"], machine="g/a", node=next(iter(slots)), claim="claim"), w.now)
+    w.rest()
+    assert {p["metadata"]["labels"].get(CLAIM) for p in w.pods()} == {"claim"}
+    assert GIVEN_ALONE in w.objects["Pod", "team", "before"]["metadata"]["annotations"]
+    # Cut off again, it gives out the other one; a process that starts then knows the claim, too.
+    w.start()
+    w.guest("after", "a")
+    w.guest("late", "a")
+    w.rest()
+    pods = {name: w.objects["Pod", "team", name] for name in ("after", "late")}
+    assert (
+        pods["after"]["metadata"]["labels"][CLAIM] == "claim"
+        and GIVEN_ALONE in pods["after"]["metadata"]["annotations"]
+    )
+    assert pods["late"]["spec"]["schedulingGates"], "both offline slots are in use"

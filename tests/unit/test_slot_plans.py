@@ -13,7 +13,7 @@ from moorage.model.machines import Allow, Dependence, Gpu, GuestReport, Machine,
 from moorage.slots.core.dependent_types import in_use, limits
 from moorage.slots.core.grants import GrantPlan, SlotUse, plan_grants
 from moorage.slots.core.layout import NodeKey, PooledNode, TypeLayout, lay_out
-from moorage.slots.core.window_slots import by_window, less, spread
+from moorage.slots.core.window_slots import by_window, less, set_aside
 
 CLUSTER, MACHINE = "lab/one", "g/large"
 RESERVATION = reservation_claim(MACHINE, CLUSTER)
@@ -160,8 +160,36 @@ def test_windows_that_overlap_have_different_slots_and_others_the_same() -> None
     kept, windows = by_window([span("a", 2, 0, 100), span("b", 1, 50, 200), span("c", 2, 100, 150)], slots)
     assert kept == {key(0): 2, key(1): 1}
     assert windows == {"a": {key(0): 2}, "b": {key(1): 1}, "c": {key(0): 2}}
-    assert spread(slots, 3) == {key(0): 2, key(1): 1} and spread(slots, 3, last=True) == {key(1): 2, key(0): 1}
     assert less(slots, {key(0): 2}) == {key(1): 2}
+
+
+def test_slots_that_clusters_give_out_alone_are_those_that_nobody_else_has() -> None:
+    slots = {key(0): 2, key(1): 2}
+    assert set_aside(slots, 3, {}, {}, {}) == {key(0): 1, key(1): 2}, "the last ones"
+    assert set_aside(slots, 1, {}, {key(0): 1}, {}) == {key(0): 1}, "they stay where they are"
+    assert set_aside(slots, 3, {}, {}, {key(1): 2}) == {key(0): 2}, "what is promised is not set aside"
+    assert set_aside(slots, 1, {key(0): 2}, {}, {key(0): 2}) == {key(0): 2}, "what was given alone stays so"
+    assert set_aside(slots, 3, {key(0): 1}, {key(0): 2}, {key(0): 1, key(1): 1}) == {key(0): 2, key(1): 1}
+
+
+def test_a_slot_that_a_cluster_gave_out_alone_is_none_of_those_of_the_mesh() -> None:
+    found = plan([guest("alone", state="granted", node="n-2", alone=True), guest("next")], total=3)
+    (observed,) = found.observed
+    assert (observed.node, observed.alone, observed.takes) == ("n-2", True, {})
+    known = [slot("alone", 2, alone=True)]
+    found = plan([guest("alone", state="used", node="n-2", alone=True), *(guest(f"u{n}") for n in range(4))], known)
+    assert len(found.granted) == 3 and len(found.waiting) == 1
+
+
+def test_the_ledger_follows_a_guest_that_got_another_slot_than_it_was_given() -> None:
+    found = plan([guest("moved", state="used", node="n-1", alone=True)], [slot("moved", 0)])
+    assert [(s.uid, s.node, s.alone) for s in found.observed] == [("moved", "n-1", True)] and not found.withdrawn
+
+
+def test_who_waits_gives_a_slot_back_that_is_gone() -> None:
+    held = [slot("bound", 1), slot("first", 1), slot("second", 1, at=NOW - 5)]
+    found = plan([guest("bound", state="used", node="n-1"), guest("first"), guest("second")], held)
+    assert found.withdrawn == ["second"]
 
 
 def guest(uid: str, **fields: object) -> GuestReport:
@@ -176,7 +204,7 @@ def guest(uid: str, **fields: object) -> GuestReport:
 
 def slot(uid: str, node: int = 0, **fields: object) -> GrantedSlot:
     values: dict[str, object] = {"machine": MACHINE, "cluster": CLUSTER, "node": f"n-{node}", "claim": RESERVATION}
-    return GrantedSlot(uid=uid, at=NOW - 10, **(values | fields))  # type: ignore[arg-type]
+    return GrantedSlot(uid=uid, **({"at": NOW - 10} | values | fields))  # type: ignore[arg-type]
 
 
 def use(**fields: object) -> SlotUse:

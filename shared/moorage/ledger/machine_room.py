@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
+import msgspec
+
 from moorage.fleet import Fleet
 from moorage.model.claims import SlotGrants
 from moorage.model.machine_slots import ReservedSlots
@@ -47,12 +49,13 @@ def reserved_room(reserved: ReservedSlots, claims_of: Callable[[str], Iterable[s
 
 
 def loses_taken(before: ReservedSlots, after: ReservedSlots, node: str, totals: Mapping[str, int]) -> bool:
-    """Returns whether a node has fewer slots after than before, and somebody has them. `totals`: what is taken there of each type, less
-    what is offered before."""
+    """Returns whether a node has fewer slots after than before that are not for the cluster alone, and somebody has them. `totals`: what is
+    taken there of each type, less what is offered before."""
+    after = msgspec.structs.replace(after, kept=before.kept)  # guests may have slots that windows keep from now on
     old, new = occupied(before, node, totals), after.shared(node)
     most = {kind.resource: kind.most for kind in old.types}
     capped = any(kind.most is not None and kind.most != most.get(kind.resource) for kind in new.types)
-    if after.slots.get(node, 0) >= before.slots.get(node, 0) and not capped:
+    if after.plain(node) >= before.plain(node) and not capped:
         return False
     counts = {kind.resource: count for kind, count in zip(old.types, old.taken, strict=True)}
     was, left = old.free(), new.with_taken(counts).free()

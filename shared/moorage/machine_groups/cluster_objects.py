@@ -13,7 +13,7 @@ from moorage.model.problems import Violation
 from . import status
 from .documents import Surroundings, read
 from .effects import Effect
-from .group_state import GroupState
+from .group_state import GroupState, read_slots
 from .guest_shapes import GuestShapes
 from .handover import Handover
 from .handover_records import Guest, Stored, StoredGrant
@@ -204,7 +204,7 @@ class ClusterObjects:
     def _put_guest(self, group: GroupState, pod: Object) -> None:
         found = self.shapes.shared(guest(pod), self._all_guests)
         group.handover.put_guest(found)
-        if found.is_marked and (found.claim or not found.bound):
+        if found.is_marked and (found.has_claim or not found.bound):
             group.unmarked.discard(found.uid)
         else:
             group.unmarked.add(found.uid)
@@ -340,6 +340,11 @@ class ClusterObjects:
     def set_of(self, group: GroupState, machine_type: str) -> Object | None:
         """Returns the StatefulSet of a type."""
         return self.objects.get(("StatefulSet", self.namespace, object_name(group.machine.group, machine_type)))
+
+    def reservation_of(self, group: GroupState, machine_type: str) -> str:
+        """Returns the claim of all slots of a type in the mesh, "" if it never told."""
+        order = self.orders.get(machine_key(group.machine.group, machine_type))
+        return order.claim if order is not None else read_slots(self.set_of(group, machine_type)).claim
 
     # --- what metrics, hooks and reports read
 

@@ -25,6 +25,7 @@ def handover_effects(
 ) -> list[Effect]:
     effects: list[Effect] = []
     handover = group.handover
+    claims = {name: cluster.reservation_of(group, name) for name in group.sizes}
     for name in group.sizes:
         obj = cluster.set_of(group, name)
         if obj is None or cluster.writes.is_busy(("StatefulSet", cluster.namespace, obj["metadata"]["name"])):
@@ -36,10 +37,20 @@ def handover_effects(
         pod = handover.reservations[name]
         handover.pinning[name] = node
         body = pin_patch(pod.uid, pod.version, cluster.pin_specs.get(name, {}), [SLOT_GATE], node)
-        order = cluster.orders.get(machine_key(group.machine.group, pod.type))
-        if order is not None and order.claim:
-            body["metadata"]["labels"] = {CLAIM: order.claim}  # so that the mesh counts the Pod in its slot
+        if claims[pod.type]:
+            body["metadata"]["labels"] = {CLAIM: claims[pod.type]}  # so that the mesh counts the Pod in its slot
         effects.append(Effect("merge", "Pod", cluster.namespace, name, body, "pin"))
+    for pod in handover.reservations.values():
+        # It was pinned before the mesh told of the claim.
+        claim = claims.get(pod.type)
+        if (
+            claim
+            and pod.node
+            and not (pod.claim or pod.deleting)
+            and cluster.writes.is_free(("Pod", cluster.namespace, pod.name), now)
+        ):
+            body = {"metadata": {"uid": pod.uid, "labels": {CLAIM: claim}}}
+            effects.append(Effect("merge", "Pod", cluster.namespace, pod.name, body, "claim"))
     for name in plan.removals:
         if not cluster.writes.is_free(("Pod", cluster.namespace, name), now):
             continue
@@ -47,7 +58,7 @@ def handover_effects(
         body = {"preconditions": {"uid": handover.reservations[name].uid}}
         effects.append(Effect("delete", "Pod", cluster.namespace, name, body, "reservation"))
     for opening in plan.openings:
-        effects += _opening_effect(cluster, handover, opening, now)
+        effects += _opening_effect(cluster, handover, opening, claims[opening.guest.type], now)
     for found in plan.evictions:
         key = ("Pod", found.namespace, found.name)
         if cluster.writes.is_free(key, now):
@@ -61,14 +72,16 @@ def handover_effects(
     return effects
 
 
-def _opening_effect(cluster: ClusterObjects, handover: Handover, opening: Opening, now: float) -> list[Effect]:
+def _opening_effect(
+    cluster: ClusterObjects, handover: Handover, opening: Opening, claim: str, now: float
+) -> list[Effect]:
     found = opening.guest
     key = ("Pod", found.namespace, found.name)
     if not cluster.writes.is_free(key, now):
         return []
     handover.opening[found.uid] = opening.grant.node
     cluster.given_at[found.uid] = max(opening.grant.at, opening.grant.not_before)
-    body = opening_patch(opening, {"affinity": cluster.shapes.affinity(found)}, now)
+    body = opening_patch(opening, {"affinity": cluster.shapes.affinity(found)}, now, claim)
     return [Effect("merge", *key, body, "open")]
 
 
@@ -121,7 +134,7 @@ def takeover_effects(cluster: ClusterObjects, group: GroupState, plan: Plan, slo
             continue
         machine = machine_key(name, found.type)
         order = cluster.orders.get(machine)
-        claim = order.claim if order is not None and found.bound and not found.claim else ""
+        claim = order.claim if order is not None and found.bound and not found.has_claim else ""
         if claim or not found.is_marked:
             body = taken_over_patch(found, machine, claim)
             effects.append(Effect("merge", "Pod", found.namespace, found.name, body, "takeover"))

@@ -9,13 +9,15 @@ import msgspec
 
 from .guest_rules import PlacedGuests
 
+#: Claims of slots that the cluster gave out alone begin so, before the mesh has told of one.
+OFFLINE = "offline-"
 #: Returns the Nodes that a guest may use whoever else is there; None: all.
 NodesFor = Callable[["Guest"], frozenset[str] | None]
 
 
 class Guest(msgspec.Struct, frozen=True, kw_only=True):
     """A Pod that was let in and is not over. `node`: where it is bound, or else pinned. Guests of one `shape` may use the same Nodes.
-    `is_marked`: its Pod says that it was let in; those of another controller do not."""
+    `is_marked`: its Pod says that it was let in; those of another controller do not. `alone`: the cluster gave it its slot alone."""
 
     uid: str
     namespace: str
@@ -37,6 +39,12 @@ class Guest(msgspec.Struct, frozen=True, kw_only=True):
     grace: int = 30
     granted_at: float = 0.0
     is_marked: bool = True
+    alone: bool = False
+
+    @property
+    def has_claim(self) -> bool:
+        """Returns whether its Pod names the claim that the mesh counts it to."""
+        return bool(self.claim) and not self.claim.startswith(OFFLINE)
 
     @property
     def is_loose(self) -> bool:
@@ -73,6 +81,11 @@ class StoredGrant(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     window: str = ""
     not_before: float = 0.0
     until: float = 0.0
+
+    @property
+    def alone(self) -> bool:
+        """Returns whether the cluster gave it alone."""
+        return self.claim.startswith(OFFLINE)
 
 
 class Stored(NamedTuple):

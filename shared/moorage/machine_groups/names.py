@@ -28,6 +28,8 @@ SLOT_GATE = DOMAIN + "slot"
 SLOT_OF = "moorage.dev/slot"
 #: Of a guest: when its gate was taken off, in milliseconds since the epoch.
 GRANTED_AT = "moorage.dev/granted-at"
+#: Of a guest whose slot the cluster gave out alone.
+GIVEN_ALONE = "moorage.dev/given-alone"
 #: Of a Machine: `mesh` where it was written for a document of the mesh.
 ORIGIN, MESH = "moorage.dev/origin", "mesh"
 #: Of a Node: what Machines put on it.

@@ -10,9 +10,10 @@ from moorage.model.object_names import CLAIM
 from moorage.podspec import pinned_node, pinned_to
 
 from .guest_nodes import shape_text
-from .handover_records import Guest, Opening, ReservationPod
+from .handover_records import OFFLINE, Guest, Opening, ReservationPod
 from .injection import machine_type_of
 from .names import (
+    GIVEN_ALONE,
     GRANTED_AT,
     GUEST,
     MACHINE_GROUP,
@@ -80,6 +81,7 @@ def reservation(pod: Pod, name: str, namespace: str) -> ReservationPod | None:
         deleting="deletionTimestamp" in meta,
         unschedulable=_is_unschedulable(pod),
         unschedulable_since=_unschedulable_since(pod),
+        claim=labels.get(CLAIM, ""),
     )
 
 
@@ -110,6 +112,7 @@ def guest(pod: Pod) -> Guest:
     gated = SLOT_GATE in gates
     bound = spec.get("nodeName") or ""
     grace = spec.get("terminationGracePeriodSeconds")
+    claim = labels.get(CLAIM, "")
     return Guest(
         uid=meta["uid"],
         namespace=meta.get("namespace", ""),
@@ -122,7 +125,7 @@ def guest(pod: Pod) -> Guest:
         deleting="deletionTimestamp" in meta,
         node=bound or ("" if gated else pinned_node(spec)),
         window=labels.get(WINDOW, ""),
-        claim=labels.get(CLAIM, ""),
+        claim=claim,
         owner=str(_owner(pod).get("kind", "")),
         shape=shape_text(spec),
         created=meta.get("creationTimestamp") or "",
@@ -131,6 +134,7 @@ def guest(pod: Pod) -> Guest:
         grace=_DEFAULT_GRACE if grace is None else int(grace),
         granted_at=_granted_at(pod),
         is_marked=SLOT_OF in (meta.get("annotations") or {}),
+        alone=claim.startswith(OFFLINE) or GIVEN_ALONE in (meta.get("annotations") or {}),
     )
 
 
@@ -167,13 +171,15 @@ def pin_patch(uid: str, version: str, spec: Mapping[str, Any], gates: list[str],
     }
 
 
-def opening_patch(opening: Opening, spec: Mapping[str, Any], now: float) -> dict[str, Any]:
-    """Returns the merge patch that lets a guest go to its slot."""
+def opening_patch(opening: Opening, spec: Mapping[str, Any], now: float, reservation: str = "") -> dict[str, Any]:
+    """Returns the merge patch that lets a guest go to its slot. `reservation`: the claim of all slots of its type, if the mesh told it."""
     guest, grant = opening
     patch = pin_patch(guest.uid, guest.version, spec, [SLOT_GATE], grant.node)
-    patch["metadata"]["annotations"] = {GRANTED_AT: str(int(now * 1000))}
+    annotations = patch["metadata"]["annotations"] = {GRANTED_AT: str(int(now * 1000))}
+    if grant.alone:
+        annotations[GIVEN_ALONE] = "true"
     if not guest.claim:
-        patch["metadata"]["labels"] = {CLAIM: grant.claim}
+        patch["metadata"]["labels"] = {CLAIM: reservation if grant.alone and reservation else grant.claim}
     if grant.until:
         patch["spec"]["activeDeadlineSeconds"] = max(1, deadline_seconds(grant.until, now, guest.grace, guest.seconds))
     return patch

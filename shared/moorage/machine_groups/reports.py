@@ -213,6 +213,7 @@ class MeshReports:
             not_before=pause_ends,
             reason="SlotUnbound" if pause_ends else "",
             kind=self._state.shapes.kinds.kind_of(guest.uid),
+            alone=guest.alone,
         )
 
 

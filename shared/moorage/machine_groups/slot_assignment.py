@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from .handover import Handover
-from .handover_records import Guest, Situation, StoredGrant
+from .handover_records import OFFLINE, Guest, Situation, StoredGrant
 from .sizes import root_of
 from .windows import Holder, end_of, may_enter, next_time
 
@@ -15,8 +15,6 @@ from .windows import Holder, end_of, may_enter, next_time
 BIND_WITHIN = 60.0
 #: Grants that are stored with one type at a time: packed, an annotation has room for some more, also where names of Nodes are long.
 MAX_GRANTS = 3000
-#: Claims that the cluster gave alone.
-OFFLINE = "offline-"
 #: Owners whose Pods are replaced by others, which may go to other Nodes. Of all others a deletion would be a failure.
 _REPLACED_BY = ("ReplicaSet", "StatefulSet", "ReplicationController")
 
@@ -49,12 +47,12 @@ class SlotAssignment:
 
     # --- who has slots
 
-    def _hold(self, machine_type: str, node: str, claim: str, granted: str = "") -> None:
+    def _hold(self, machine_type: str, node: str, granted: str = "", *, alone: bool) -> None:
         if granted:
             self.s.placed.put(granted, node)
         self.on.setdefault(node, Counter())[machine_type] += 1
         self.total[machine_type] += 1
-        if claim.startswith(OFFLINE):
+        if alone:
             self.offline_on.setdefault(node, Counter())[machine_type] += 1
 
     def _count_holders(self) -> None:
@@ -63,7 +61,7 @@ class SlotAssignment:
             stored = self.s.stored.get(name)
             for guest in self.h.holding(name):
                 if guest.bound:
-                    self._hold(name, guest.node, guest.claim)
+                    self._hold(name, guest.node, alone=guest.alone)
                     continue
                 grant = stored.grants.get(guest.uid) if stored is not None else None
                 if guest.is_loose:
@@ -71,7 +69,7 @@ class SlotAssignment:
                     continue
                 since = max(guest.granted_at, grant.at if grant is not None else 0.0)
                 if self.now < since + BIND_WITHIN:
-                    self._hold(name, guest.node, guest.claim)
+                    self._hold(name, guest.node, alone=guest.alone)
                     self.opened.add(guest.uid)
                     self.times.append(since + BIND_WITHIN)
                 else:
@@ -80,7 +78,7 @@ class SlotAssignment:
     def _count_loose(self, guest: Guest, grant: StoredGrant | None) -> None:
         """Counts a guest of another controller where it has a slot; without one it waits for the next."""
         if grant is not None and self.now < grant.at + BIND_WITHIN:
-            self._hold(guest.type, grant.node, grant.claim)
+            self._hold(guest.type, grant.node, alone=grant.alone)
             self.opened.add(guest.uid)
             self.places[guest.uid] = grant.node
             self.times.append(grant.at + BIND_WITHIN)
@@ -111,7 +109,8 @@ class SlotAssignment:
         for name in self.h.sizes:
             mine = self.grants[name] = {}
             stored = self.s.stored.get(name)
-            for uid, grant in (stored.grants if stored is not None else {}).items():
+            grants = (stored.grants if stored is not None else {}).items()
+            for uid, grant in sorted(grants, key=lambda item: item[1].alone):
                 guest = self.h.guests.get(uid)
                 if guest is None or guest.deleting or guest.bound or guest.type != name:
                     continue
@@ -120,19 +119,20 @@ class SlotAssignment:
                         mine[uid] = grant
                         self.s.placed.put(uid, grant.node)
                     continue
-                withdrawn = self.s.ordered is not None and uid not in self.s.ordered
-                if (withdrawn and not grant.claim.startswith(OFFLINE)) or not guest.ready or self._is_over(grant):
+                # Slots that were given alone and are empty still are the mesh's again: it does not know that they were given.
+                withdrawn = self.s.ordered is not None and (grant.alone or uid not in self.s.ordered)
+                if (withdrawn and uid not in self.h.opening) or not guest.ready or self._is_over(grant):
                     continue
                 if self.h.pause_of(uid) > self.now:
                     continue
                 if uid in self.h.opening:
                     mine[uid] = grant
-                    self._hold(name, grant.node, grant.claim, uid)
+                    self._hold(name, grant.node, uid, alone=grant.alone)
                     continue
-                if grant.node not in self.s.usable:
-                    continue
+                if grant.node not in self.s.usable or (grant.alone and not self._has_slot(name, grant.node)):
+                    continue  # fewer slots may be set aside there than before
                 mine[uid] = grant
-                self._hold(name, grant.node, grant.claim, uid)
+                self._hold(name, grant.node, uid, alone=grant.alone)
 
     def _is_over(self, grant: StoredGrant) -> bool:
         return bool(grant.until) and grant.until <= self.now
@@ -156,7 +156,7 @@ class SlotAssignment:
                 self.h.note_failure(guest, self.now)
                 continue
             mine[uid] = grant
-            self._hold(guest.type, grant.node, grant.claim, uid)
+            self._hold(guest.type, grant.node, uid, alone=grant.alone)
 
     # --- who gets slots, without the mesh
 
@@ -251,4 +251,4 @@ class SlotAssignment:
             until=span.end if span is not None else 0.0,
         )
         self.grants[guest.type][guest.uid] = grant
-        self._hold(guest.type, node, grant.claim, guest.uid)
+        self._hold(guest.type, node, guest.uid, alone=True)

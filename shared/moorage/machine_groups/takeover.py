@@ -13,7 +13,7 @@ from moorage.podspec import CLAIM
 
 from .effects import Effect
 from .handover_records import Guest, ReservationPod
-from .names import MACHINE_GROUP, OTHER_FINALIZER, OTHER_NAMESPACE, SLOT_OF
+from .names import GIVEN_ALONE, MACHINE_GROUP, OTHER_FINALIZER, OTHER_NAMESPACE, SLOT_OF
 
 Object = dict[str, Any]
 Key = tuple[str, str, str]
@@ -91,7 +91,8 @@ def removal(pod: ReservationPod) -> Effect:
 
 def taken_over_patch(guest: Guest, machine: str, claim: str) -> Object:
     """Returns the merge patch that makes a Pod known as a guest that was let in. `claim`: what its slot is counted to, in the mesh."""
-    body: Object = {"uid": guest.uid, "annotations": {SLOT_OF: machine}}
+    annotations = {SLOT_OF: machine, GIVEN_ALONE: "true"} if guest.alone else {SLOT_OF: machine}
+    body: Object = {"uid": guest.uid, "annotations": annotations}
     return {"metadata": body | ({"labels": {CLAIM: claim}} if claim else {})}
 
 

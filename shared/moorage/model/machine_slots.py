@@ -116,8 +116,8 @@ class ReservedSlots(Model, kw_only=True):
 
 class GrantedSlot(Value, kw_only=True, frozen=True):
     """A slot that a guest has. `claim` is the label of its Pod: the reservation's, or that of the app that a decision placed, whose
-    claim has the slot already. `pool`: the window whose slot it is. `apart`: the slot is counted by `slots` alone, since the cluster
-    gave it, or it is one of a window that ends before the window begins. `parent`: the type in a slot of which it lives; logs from before
+    claim has the slot already. `pool`: the window whose slot it is. `apart`: the slot is counted by `slots` alone: it is one of a window, and
+    free again before the window begins. `alone`: it is one of those that the cluster gives out alone, and did. `parent`: the type in a slot of which it lives; logs from before
     have some of these `apart`. `not_before` and `until` are in seconds since 1970."""
 
     uid: str
@@ -135,10 +135,15 @@ class GrantedSlot(Value, kw_only=True, frozen=True):
     until: float = 0.0
     at: float = 0.0
     parent: str = ""
+    alone: bool = False
 
     @property
     def takes(self) -> dict[str, int]:
         """Returns what the guest takes of the node's slots beyond what the claim of its app does."""
-        if (self.apart and not self.parent) or self.claim != reservation_claim(self.machine, self.cluster):
+        if (
+            self.alone
+            or (self.apart and not self.parent)
+            or self.claim != reservation_claim(self.machine, self.cluster)
+        ):
             return {}
         return {slot_resource(self.machine, self.pool): 1}

@@ -160,6 +160,7 @@ class GuestReport(Model, kw_only=True):
     reason: str = ""
     ended: bool = False  # bound and over, or gone: with it its slot
     kind: str = ""  # by rules about other guests; "" where none has any
+    alone: bool = False  # the cluster gave it its slot alone, one of `offlineSlots`
 
 
 class NearGuests(Model, kw_only=True):

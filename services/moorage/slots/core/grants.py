@@ -66,15 +66,37 @@ def plan_grants(
         else:
             stays[uid] = slot
     for guest in known.values():
-        if guest.state == "used" and not guest.ended and guest.node and guest.uid not in stays:
+        if _has_unknown_slot(guest, stays.get(guest.uid)):
             slot = granted_slot(use, guest, guest.node, now)
             plan.observed.append(slot)
             stays[guest.uid] = slot
+    plan.withdrawn += _without_room(use, stays, known, offered)
     if set(plan.withdrawn) | {slot.uid for slot in plan.observed}:
         return plan  # what is free is known once this is in the log
     waiting = [guest for guest in known.values() if guest.uid not in stays and not guest.ended]
     _grant(use, sorted(waiting, key=sort_key), stays, offered, now, plan, placed)
     return plan
+
+
+def _without_room(
+    use: SlotUse, stays: Mapping[str, GrantedSlot], known: Mapping[str, GuestReport], offered: Offered
+) -> list[str]:
+    """Returns the guests that were not let in yet and whose slots are gone, one of each node, the newest."""
+    newest: dict[str, GrantedSlot] = {}
+    for uid, slot in stays.items():
+        waits = uid in known and known[uid].state == "waiting"
+        if waits and any(offered(NodeKey(use.cluster, slot.node), resource) < 0 for resource in slot.takes):
+            newest[slot.node] = max(slot, newest.get(slot.node, slot), key=lambda one: (one.at, one.uid))
+    return [slot.uid for slot in newest.values()]
+
+
+def _has_unknown_slot(guest: GuestReport, slot: GrantedSlot | None) -> bool:
+    """Returns whether a guest has a slot that is not the one that the ledger has for it: its cluster gave it that alone."""
+    if guest.ended or not guest.node or guest.state == "waiting":
+        return False
+    if slot is None:
+        return guest.state == "used" or guest.alone
+    return guest.node != slot.node or (guest.alone and not slot.alone)
 
 
 def sort_key(guest: GuestReport) -> tuple[int, float, str]:
@@ -98,10 +120,12 @@ def _grant(
     plan: GrantPlan,
     placed: PlacedGuests,
 ) -> None:
-    holders = [Holder(slot.window, slot.until or None) for slot in stays.values()]
+    holders = [Holder(slot.window, slot.until or None) for slot in stays.values() if not slot.alone]
     free = _Free(use, stays.values(), offered)
     in_claims: dict[str, dict[str, int]] = {}
     for slot in stays.values():
+        if slot.alone and slot.node not in use.claims.get(slot.claim, {}):
+            continue  # the slot that its application has is open still
         by_node = in_claims.setdefault(slot.claim, {})
         by_node[slot.node] = by_node.get(slot.node, 0) + 1
     # Slots of applications are promised to their pods, whether these are there or not.
@@ -169,6 +193,7 @@ def granted_slot(
         until=min(until or span.end, span.end) if span is not None else until,
         at=now,
         parent=use.parent,
+        alone=guest.alone and bool(guest.node),
     )
 
 

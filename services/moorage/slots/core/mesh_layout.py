@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from moorage.fleet import Fleet
@@ -15,11 +15,11 @@ from moorage.model.machines import MachineDocument, MachineType
 
 from .dependent_types import in_use, limits
 from .layout import PATIENCE, NodeCounts, NodeKey, PooledNode, TypeLayout, lay_out
-from .mesh_machines import StoredMachine, share_of
+from .mesh_machines import SlotParts, StoredMachine, share_of
 from .planner import FleetRoom, Planner, children_sizes, dependents, window_projects
-from .slot_pods import pods_in_slots
+from .slot_pods import given_alone, pods_in_slots
 from .state import ClusterMachines
-from .window_slots import by_window, less, spread
+from .window_slots import by_window, less, set_aside
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ def lay_out_over_clusters(
                 allowed.setdefault(name, {}).update(places)
     nodes = [_pooled(stored, number, clusters, fleet, now) for number in range(len(machine.node_pool))]
     layouts = lay_out(machine, nodes, held, in_use(machine, pods), FleetRoom(fleet, ledger, machine))
-    windows: dict[str, dict[str, NodeCounts]] = {}
+    parts: dict[str, SlotParts] = {}
     for kind in machine.types:
         layout = layouts.get(kind.name)
         if layout is None:
@@ -56,10 +56,10 @@ def lay_out_over_clusters(
         key = f"{machine.group}/{kind.name}"
         if layout.short:
             found.why[key] = f"{layout.maximum - layout.short} of {layout.maximum} slots fit; {layout.why}"
-        windows[kind.name] = _reserve(key, kind, layout, stored, ledger, now, found, pods, allowed)
+        parts[kind.name] = _reserve(key, kind, layout, stored, ledger, now, found, pods, allowed)
     slots = {name: layout.slots for name, layout in layouts.items()}
     short = {name: layout.short for name, layout in layouts.items()}
-    found.shares = {cluster: share_of(stored, cluster, slots, short, windows) for cluster in stored.clusters}
+    found.shares = {cluster: share_of(stored, cluster, slots, short, parts) for cluster in stored.clusters}
     return found
 
 
@@ -73,9 +73,15 @@ def _reserve(
     found: MeshLayout,
     pods: Mapping[str, NodeCounts],
     allowed: Mapping[str, NodeCounts],
-) -> dict[str, NodeCounts]:
-    """Notes the reservations of a type that change. Returns the slots of each window."""
-    offline = spread(layout.slots, kind.offline_slots, last=True)
+) -> SlotParts:
+    """Notes the reservations of a type that change. Returns which of its slots are for what."""
+    offline = set_aside(
+        layout.slots,
+        kind.offline_slots,
+        given_alone(ledger, stored.machine, stored.clusters)[kind.name],
+        _set_aside_now(key, stored.clusters, ledger),
+        in_use(stored.machine, pods)[kind.name],
+    )
     spans = [span for span in map(Span.of, kind.windows) if span.end > now]
     kept, windows = by_window(spans, less(layout.slots, offline))
     most = limits(stored.machine, kind.name, less(less(layout.slots, offline), kept), pods, allowed)
@@ -97,7 +103,16 @@ def _reserve(
         before = ledger.machines.reserved.get(wanted.claim)
         if before != wanted and (wanted.slots or before is not None):
             found.changed.append(wanted)
-    return windows
+    return SlotParts(offline, windows)
+
+
+def _set_aside_now(key: str, clusters: Iterable[str], ledger: Ledger) -> NodeCounts:
+    """Returns the slots of a type that clusters give out alone by the ledger."""
+    found: NodeCounts = {}
+    for cluster in clusters:
+        reserved = ledger.machines.reserved.get(reservation_claim(key, cluster))
+        found |= {NodeKey(cluster, n): c for n, c in reserved.offline.items()} if reserved is not None else {}
+    return found
 
 
 def _pooled(

@@ -4,7 +4,7 @@ them."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -105,12 +105,23 @@ def _located(
     return Violation(path=path, code="UnknownNode", message=text)
 
 
+class SlotParts(NamedTuple):
+    """Which slots of a type clusters give out alone, and those of each window, by node."""
+
+    offline: Mapping[NodeKey, int]
+    windows: Mapping[str, Mapping[NodeKey, int]]
+
+
+def _in_cluster(nodes: Mapping[NodeKey, int], cluster: str) -> int:
+    return sum(count for node, count in nodes.items() if node.cluster == cluster)
+
+
 def share_of(
     stored: StoredMachine,
     cluster: str,
     slots: Mapping[str, Mapping[NodeKey, int]],
     short: Mapping[str, int],
-    windows: Mapping[str, Mapping[str, Mapping[NodeKey, int]]],
+    parts: Mapping[str, SlotParts],
 ) -> MachineDocument:
     """Returns the Machine as a cluster gets it: its own nodes, and of each type the slots there. What fits nowhere is counted in the
     first cluster."""
@@ -118,19 +129,19 @@ def share_of(
     first = stored.clusters[0]
     types = []
     for kind in machine.types:
-        here = sum(count for node, count in slots.get(kind.name, {}).items() if node.cluster == cluster)
+        part = parts.get(kind.name, SlotParts({}, {}))
+        here = _in_cluster(slots.get(kind.name, {}), cluster)
         if cluster == first:
             here += short.get(kind.name, 0)
         if kind.spec.dependence is not None:
             here = kind.available
-        own_windows = []
-        for window in kind.windows:
-            nodes = windows.get(kind.name, {}).get(window.name, {})
-            count = sum(count for node, count in nodes.items() if node.cluster == cluster)
-            if count:
-                own_windows.append(msgspec.structs.replace(window, slots=count))
-        offline = min(kind.offline_slots, max(here, 0))
-        types.append(msgspec.structs.replace(kind, available=here, offline_slots=offline, windows=tuple(own_windows)))
+        windows = tuple(
+            msgspec.structs.replace(window, slots=count)
+            for window in kind.windows
+            if (count := _in_cluster(part.windows.get(window.name, {}), cluster))
+        )
+        offline = _in_cluster(part.offline, cluster)
+        types.append(msgspec.structs.replace(kind, available=here, offline_slots=offline, windows=windows))
     pool = tuple(msgspec.structs.replace(node, cluster="") for node in machine.node_pool if node.cluster == cluster)
     own = msgspec.structs.replace(machine, node_pool=pool, types=tuple(types), cluster="")
     return MachineDocument(name=machine.name, machine=own, revision=stored.generation)

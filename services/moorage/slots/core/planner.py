@@ -31,9 +31,9 @@ from .dependent_types import in_use, limits, types_below
 from .grants import GrantPlan, SlotUse, plan_grants
 from .layout import PATIENCE, NodeCounts, NodeKey, PooledNode, TypeLayout, lay_out
 from .mesh_machines import StoredMachine
-from .slot_pods import claims_within, pods_in_slots
+from .slot_pods import claims_within, given_alone, pods_in_slots
 from .state import ClusterMachines
-from .window_slots import by_window, less, spread
+from .window_slots import by_window, less, set_aside
 
 
 @dataclass(slots=True)
@@ -277,7 +277,11 @@ class Planner:
         layout: TypeLayout,
         pods: Mapping[str, NodeCounts],
     ) -> ReservedSlots:
-        offline = spread(layout.slots, machine_type.offline_slots, last=True)
+        alone = given_alone(self._ledger, machine, (self._cluster.name,))[machine_type.name]
+        before = self._ledger.machines.reserved.get(reservation_claim(key, self._cluster.name))
+        aside = {NodeKey(self._cluster.name, n): c for n, c in before.offline.items()} if before is not None else {}
+        used = in_use(machine, pods)[machine_type.name]
+        offline = set_aside(layout.slots, machine_type.offline_slots, alone, aside, used)
         spans = [span for span in _spans(machine_type) if span.end > self._now]
         kept, windows = by_window(spans, less(layout.slots, offline))
         found = sizes(machine)

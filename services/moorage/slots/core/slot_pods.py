@@ -8,6 +8,7 @@ from moorage.ledger import Ledger
 from moorage.model.machine_slots import reservation_claim
 from moorage.model.machines import Machine
 
+from .dependent_types import in_use
 from .layout import NodeCounts, NodeKey
 
 
@@ -23,14 +24,29 @@ def pods_in_slots(ledger: Ledger, machine: Machine, clusters: Iterable[str]) -> 
     }
 
 
+def given_alone(ledger: Ledger, machine: Machine, clusters: Iterable[str]) -> dict[str, NodeCounts]:
+    """Returns how many slots of each type clusters gave out alone, by node, also to pods of types that live in them."""
+    pods: dict[str, NodeCounts] = {}
+    for cluster in clusters:
+        for kind in machine.types:
+            counts = pods.setdefault(kind.name, {})
+            for slot in ledger.machines.guests_of(reservation_claim(f"{machine.group}/{kind.name}", cluster)):
+                if slot.alone:
+                    node = NodeKey(cluster, slot.node)
+                    counts[node] = counts.get(node, 0) + 1
+    return in_use(machine, pods)
+
+
 def _of_type(ledger: Ledger, key: str, cluster: str) -> NodeCounts:
     claim = reservation_claim(key, cluster)
     found: NodeCounts = {}
+    within = claims_within(ledger, claim)
     for slot in ledger.machines.guests_of(claim):
-        if slot.claim == claim:
+        # Where its cluster was cut off, a pod of an application may have another slot than the application.
+        if slot.claim == claim or (slot.alone and slot.node not in within.get(slot.claim, {})):
             node = NodeKey(cluster, slot.node)
             found[node] = found.get(node, 0) + 1
-    for nodes in claims_within(ledger, claim).values():
+    for nodes in within.values():
         for name, count in nodes.items():
             node = NodeKey(cluster, name)
             found[node] = found.get(node, 0) + count

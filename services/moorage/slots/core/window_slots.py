@@ -9,15 +9,20 @@ from moorage.machine_groups.windows import Span
 from .layout import NodeCounts, NodeKey
 
 
-def spread(slots: NodeCounts, count: int, *, last: bool = False) -> NodeCounts:
-    """Returns the nodes of the first, or last, `count` slots."""
-    found: NodeCounts = {}
-    for node in reversed(list(slots)) if last else slots:
-        if count <= 0:
-            break
-        found[node] = min(slots[node], count)
-        count -= found[node]
-    return found
+def set_aside(slots: NodeCounts, count: int, alone: NodeCounts, held: NodeCounts, used: NodeCounts) -> NodeCounts:
+    """Returns the nodes of `count` slots that clusters give out alone: those that they gave out already (`alone`), then those that are set
+    aside now (`held`), then the last ones. What somebody else has is promised, and not set aside. `used` counts all that somebody has."""
+    found = {node: min(total, there) for node, total in slots.items() if (there := alone.get(node, 0))}
+    free = {node: total - max(used.get(node, 0), found.get(node, 0)) for node, total in slots.items()}
+    left = count - sum(found.values())
+    for most in ({node: held.get(node, 0) - found.get(node, 0) for node in slots}, free):
+        for node in reversed(list(slots)):
+            more = min(left, most[node], free[node])
+            if more > 0:
+                found[node] = found.get(node, 0) + more
+                free[node] -= more
+                left -= more
+    return {node: found[node] for node in slots if node in found}
 
 
 def less(slots: NodeCounts, taken: NodeCounts) -> NodeCounts:
