@@ -278,6 +278,15 @@ def test_pods_of_an_application_get_the_slots_of_its_claim() -> None:
     assert found.granted[1].takes == {} and found.granted[0].takes == {slot_resource(MACHINE): 1}
 
 
+def test_new_pods_of_an_update_get_the_empty_slots_first() -> None:
+    """The older ones leave only once the new ones run."""
+    held = [slot("old-0", claim="old"), slot("old-1", claim="old")]
+    older = [guest(s.uid, state="used", node="n-0", claim="old") for s in held]
+    claims = {"old": {"n-0": 2}, "new": {"n-0": 2, "n-1": 1}}
+    found = plan([*older, guest("new-0", claim="new"), guest("new-1", claim="new")], held, claims=claims)
+    assert [(s.uid, s.node) for s in found.granted] == [("new-0", "n-1"), ("new-1", "n-0")]
+
+
 def test_who_is_not_allowed_waits_with_a_reason() -> None:
     found = plan([guest("a"), guest("b", project="p")], allow=Allow(projects=("p",)))
     assert [s.uid for s in found.granted] == ["b"] and found.waiting[0].code == "NotAllowed"

@@ -139,7 +139,7 @@ def _grant(
             plan.waiting.append(refusal)
             continue
         if guest.claim in use.claims:
-            node = _node_of_claim(use.claims[guest.claim], in_claims.get(guest.claim, {}), guest, use.usable, placed)
+            node = _node_of_claim(use, in_claims, guest, placed)
             if node is None:
                 text = "all slots that its application has are in use, or rules about other guests keep it off"
                 plan.waiting.append(short_of(guest, text))
@@ -253,12 +253,18 @@ def _nothing_free(use: SlotUse, guest: GuestReport, placed: PlacedGuests) -> str
 
 
 def _node_of_claim(
-    nodes: Mapping[str, int], used: Mapping[str, int], guest: GuestReport, usable: frozenset[str], placed: PlacedGuests
+    use: SlotUse, in_claims: Mapping[str, Mapping[str, int]], guest: GuestReport, placed: PlacedGuests
 ) -> str | None:
-    for node, count in nodes.items():
-        if count > used.get(node, 0) and node in usable and may_use(guest, node, placed):
-            return node
-    return None
+    """Returns a node where the application of a guest has a slot for it, if there is one a node where the slot is empty: in others may be
+    pods that an update replaces, which leave only once the new ones run."""
+    used = in_claims.get(guest.claim, {})
+    nodes = [
+        node
+        for node, count in use.claims[guest.claim].items()
+        if count > used.get(node, 0) and node in use.usable and may_use(guest, node, placed)
+    ]
+    there = {node: sum(by_node.get(node, 0) for by_node in in_claims.values()) for node in nodes}
+    return min(nodes, key=lambda node: there[node] >= use.slots.get(node, 0), default=None)
 
 
 def may_use(guest: GuestReport, node: str, placed: PlacedGuests) -> bool:
