@@ -318,3 +318,24 @@ async def test_slots_guests_and_pools_are_listed_by_name(mesh: Mesh) -> None:
         assert done.returncode == 3 and name in done.stderr.decode()
     assert "n-0" in mesh.run("describe", "machine", "lab/a/general").stdout.decode()
     remove(mesh, "named")
+
+
+async def test_an_update_and_a_rollback_of_pods_in_slots_run_through(mesh: Mesh) -> None:
+    await until(lambda: reserved(mesh))
+    mesh.http("/v1/apply", application("rolled", 2))
+    await until(lambda: phase(mesh, "rolled") == "Running")
+
+    def guests() -> set[str]:
+        return {guest["name"] for guest in mesh.http("/v1/guests")["items"]}
+
+    before = guests()
+    changed = application("rolled", 2)
+    template = changed["spec"]["apps"][0]["manifests"][0]["spec"]["template"]
+    template["spec"]["containers"][0]["image"] = "j"
+    mesh.http("/v1/apply", changed)
+    await until(lambda: len(guests()) == 2 and not guests() & before, what="the older pods are replaced")
+    updated = guests()
+    assert mesh.run("rollback", "rolled").returncode == 0
+    await until(lambda: len(guests()) == 2 and not guests() & updated, what="they are replaced again")
+    remove(mesh, "rolled")
+    await until(lambda: reserved(mesh))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from moorage.ledger import Ledger
+from moorage.ledger.families import Family
 from moorage.model.machine_slots import reservation_claim
 from moorage.model.machines import Machine
 
@@ -46,7 +47,13 @@ def _of_type(ledger: Ledger, key: str, cluster: str) -> NodeCounts:
         if slot.claim == claim or (slot.alone and slot.node not in within.get(slot.claim, {})):
             node = NodeKey(cluster, slot.node)
             found[node] = found.get(node, 0) + 1
-    for nodes in within.values():
+    # An update takes over the slots of the claim before it, and both are there until the older pods are gone.
+    of_object: dict[Family, dict[str, int]] = {}
+    for ident, nodes in within.items():
+        most = of_object.setdefault(ledger.claims[ident].family, {})
+        for name, count in nodes.items():
+            most[name] = max(count, most.get(name, 0))
+    for nodes in of_object.values():
         for name, count in nodes.items():
             node = NodeKey(cluster, name)
             found[node] = found.get(node, 0) + count
