@@ -358,7 +358,7 @@ class Fleet(ClusterColumns):
 
     def adopt(self, other: Fleet) -> None:
         """Takes over the content of `other`, which must not be used any more, in one step. Ticks continue; claims are
-        dropped."""
+        dropped. Who may use slots is in the ledger, not in reports, and stays."""
         tick = max(self.tick, other.tick) + 1
         self._inherit_joined(other)
         self._take_rows(other)
