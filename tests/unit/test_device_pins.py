@@ -12,10 +12,9 @@ from moorage.agent.core.claim_allocation import GatedClaims
 from moorage.agent.core.cluster_state import ClusterState
 from moorage.agent.core.device_annotations import DeviceAnnotations, read_slot_devices
 from moorage.agent.core.kube_types import Pod
-from moorage.cel import CelDevice, compile_selector
 from moorage.dra import objects as dra
 from moorage.dra.objects import DeviceClaim
-from moorage.dra.pins import UnknownClass, completed, is_pin, selector_of
+from moorage.dra.pins import UnknownClass, completed, is_pin
 from moorage.dra.shares import has_shares, with_shares
 from moorage.dra.slices import Devices
 from moorage.intents.core.diagnostics import Diagnostics
@@ -367,47 +366,8 @@ def device(name: str, **attributes: Any) -> dict[str, Any]:
     return {"name": name, "attributes": {k: {kinds[type(v)]: v} for k, v in attributes.items()}}
 
 
-def selected(expression: str, *devices: dict[str, Any]) -> list[str]:
-    program = compile_selector(expression)
-    found = []
-    for one in devices:
-        values = {name: next(iter(value.values())) for name, value in one["attributes"].items()}
-        if program.matches(CelDevice.of(DRIVER, values, {}, False)):
-            found.append(one["name"])
-    return found
-
-
 def ids(*names: str) -> list[str]:
     return [f"{DRIVER}/n0/{name}" for name in names]
-
-
-@pytest.mark.parametrize(
-    "devices",
-    [
-        [device(f"g{i}", model="a", uuid=f"GPU-{i}") for i in range(4)],
-        [device(f"g{i}", model="a", minor=i, even=bool(i % 2)) for i in range(4)],
-        [
-            device("g0", model="a", uuid="GPU-0"),
-            device("g1", model="b"),
-            device("g2"),
-            device("g3", model="c", uuid='"'),
-        ],
-        [device(f"g{i}", **{"other.example.com/serial": f"s{i}", "model": "a"}) for i in range(4)],
-    ],
-)
-def test_devices_are_named_by_what_tells_them_apart(devices: list[dict[str, Any]]) -> None:
-    state = state_of(*devices)
-    for wanted in (["g0"], ["g1", "g3"], ["g0", "g1", "g2", "g3"]):
-        if wanted != ["g0", "g1", "g2", "g3"] and not all(d["attributes"] for d in devices if d["name"] in wanted):
-            continue
-        assert selected(selector_of(ids(*wanted), state.devices), *devices) == wanted
-
-
-def test_equal_devices_are_named_together_and_those_that_are_gone_not_at_all() -> None:
-    devices = [device("g0", model="a"), device("g1", model="a"), device("g2", model="b", extra=1)]
-    state = state_of(*devices)
-    assert selected(selector_of(ids("g0"), state.devices), *devices) == ["g0", "g1"]
-    assert selected(selector_of(ids("gone"), state.devices), *devices) == []
 
 
 def test_a_class_keeps_selectors_and_configuration_of_the_one_that_was_asked_for() -> None:

@@ -23,8 +23,9 @@ from moorage.podspec import (
 )
 from moorage.podspec.device_shares import DEVICE_CLASS
 
+from .device_selectors import MAX_SELECTORS, selectors_of
 from .objects import ResourceQuota
-from .pins import is_pin, selector_of
+from .pins import is_pin
 from .slices import Devices
 
 Manifest = dict[str, Any]
@@ -134,8 +135,9 @@ def _pinned(manifest: Manifest, name: str, pins: Mapping[str, Mapping[str, str]]
         pin = pins.get(ask.get("deviceClassName", ""))
         if pin is None:
             return ask
-        expression = selector_of(_read_ids(pin[PINNED_DEVICES]), devices)
-        selectors = [*(ask.get("selectors") or ()), {"cel": {"expression": expression}}]
+        given = ask.get("selectors") or ()
+        more = selectors_of(_read_ids(pin[PINNED_DEVICES]), devices, MAX_SELECTORS - len(given))
+        selectors = [*given, *({"cel": {"expression": expression}} for expression in more)]
         return {**ask, "deviceClassName": pin[CLASS_OF_PIN], "selectors": selectors}
 
     given = manifest["spec"]["spec"]["devices"]

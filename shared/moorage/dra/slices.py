@@ -5,7 +5,7 @@ newest generation is complete. Of a pool that is not, or that makes no sense, no
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -34,6 +34,9 @@ from .objects import (
 
 #: Ends what is said of pools of which slices are missing.
 _MISSING_SLICES = "are there"
+
+
+Made = TypeVar("Made")
 
 
 class DevicePool(NamedTuple):
@@ -78,6 +81,7 @@ class Devices:
         self._for_many: dict[DevicePool, int] = {}  # slices of each pool that name no node
         self._rules: dict[str, DeviceTaintRuleSpec] = {}
         self._current: dict[DevicePool, dict[frozenset[str], _Pool | None]] = {}  # by the slices that are for a node
+        self._made: dict[str, Any] = {}  # of all devices of a driver
 
     def put(self, name: str, found: Slice) -> None:
         before = self._slices.get(name)
@@ -116,6 +120,7 @@ class Devices:
     def _count(self, name: str, spec: SliceSpec, by: int) -> None:
         pool = DevicePool(spec.driver, spec.pool.name)
         self._current.pop(pool, None)
+        self._made.pop(spec.driver, None)
         slices = self._pools.setdefault(pool, {})
         if by > 0:
             slices[name] = spec
@@ -148,6 +153,13 @@ class Devices:
                 for spec in slices.values():
                     for device in spec.devices or ():
                         yield f"{driver}/{pool.name}/{device.name}", device.body
+
+    def made_of(self, driver: str, make: Callable[[str, Mapping[str, DeviceBody]], Made]) -> Made:
+        """Returns what `make`, of which there is one, makes of all devices of a driver, until these change."""
+        if driver not in self._made:
+            self._made[driver] = make(driver, dict(self.of_driver(driver)))
+        found: Made = self._made[driver]
+        return found
 
     def is_allocable(self, ident: str) -> bool | None:
         """Returns whether there is a device that can be allocated as a whole, without anything beside it; None for one of which more
