@@ -76,7 +76,7 @@ CARD: Json = {"model": "h100", "type": "gpu"}
             device("g2"),
             device("g3", uuid='"\U0001f980'),
         ],
-        [device(f"g{i}", model="a", **{"other.example.com/serial": f"s{i}"}) for i in range(4)],
+        [{"name": f"g{i}", "attributes": {"other.example.com/serial": {"string": f"s{i}"}}} for i in range(4)],
         # Cards and parts of them, which have no names of their own.
         [
             device("g0", "80Gi", **CARD),

@@ -188,6 +188,7 @@ class Agent:
             return next((obj for obj in found if obj is not None), None)
 
         (version, rules), allocates = await _device_versions(self.api), self.labels.get(DRA_LABEL) == ALLOCATES
+        state.allocates = allocates
         allocation = DeviceAllocation(self.api, term, state, version, wanted, spawn, allocates=allocates)
 
         def decision_of(claim: str) -> str:

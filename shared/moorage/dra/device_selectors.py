@@ -9,8 +9,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
+
 from moorage.cel import MAX_LENGTH
 from moorage.cel.functions import is_semver
+from moorage.model.part_reports import DeviceReport
 from moorage.parsing import canonical_quantity
 
 from .objects import DeviceBody
@@ -118,6 +121,41 @@ def selectors_of(idents: Sequence[str], devices: Devices, most: int = MAX_SELECT
     if found and len(found) <= most and all(map(_fits, found)):
         return found
     return [" || ".join(map(_is, sorted(by_driver)))]
+
+
+def with_alike(found: Sequence[DeviceReport]) -> list[DeviceReport]:
+    """Returns a node's devices with the groups of those that no expression tells apart though they take of other counters: which of
+    them a pod gets, the scheduler chooses."""
+    groups: dict[object, list[int]] = {}
+    for i, device in enumerate(found):
+        if device.consumes and not device.elsewhere:
+            groups.setdefault(_looks_of(device), []).append(i)
+    result = list(found)
+    number = 0
+    for places in groups.values():
+        first = found[places[0]]
+        if any((found[i].pool, found[i].consumes) != (first.pool, first.consumes) for i in places):
+            number += 1
+            for i in places:
+                result[i] = msgspec.structs.replace(found[i], alike=number)
+    return result
+
+
+def _looks_of(device: DeviceReport) -> object:
+    """Returns what expressions see of a device. Values of which there are several are not compared."""
+    attributes = frozenset(
+        (name, type(value).__name__, () if isinstance(value, tuple) else value)
+        for name, value in device.attributes.items()
+    )
+    return device.driver, attributes, frozenset(map(_amount, device.capacity.items())), device.divisible
+
+
+def _amount(named: tuple[str, str]) -> tuple[str, str]:
+    name, text = named
+    try:
+        return name, canonical_quantity(text)
+    except ValueError:
+        return name, text
 
 
 def _in_ranges(term: _Term, facts: Iterable[_Fact], others: Sequence[str]) -> list[str]:

@@ -47,6 +47,11 @@ class DeviceTable:
         self._values: dict[tuple[int, str], frozenset[object] | None] = {}
 
     @cached_property
+    def has_alike(self) -> bool:
+        """Returns whether there are devices that no selector tells apart though they take of other counters."""
+        return any(device.alike for device in self.devices)
+
+    @cached_property
     def _as_cel(self) -> list[CelDevice | None]:
         """Returns the devices as expressions see them; None for those whose capacities cannot be read."""
         return [_cel_device(device) for device in self.devices]

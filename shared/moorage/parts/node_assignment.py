@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from moorage.qos.role_locks import ROLE_LOCK, fits_beside
 
+from .alike_devices import held_choices
 from .device_search import NO_DEVICE
 from .pod_choices import NodePart, NodeTree, PodProblem
 from .request import Request
@@ -63,7 +64,11 @@ def assign_on_nodes(
     if not _has_enough(joint, [problem for _, _, problem in problems]):
         return None
     problems.sort(key=lambda item: -len(item[2].slots))
-    found = _Joint(joint, [[problem] for _, _, problem in problems], budget).run()
+    search = _Joint(joint, [[problem] for _, _, problem in problems], budget)
+    if len(trees) == 1 and joint.table.has_alike:
+        found = held_choices(joint, [problem for _, _, problem in problems], search.run_without, search.first_without)
+    else:
+        found = search.run()
     if found is None:
         return None
     result: list[list[list[PodShare]]] = [[[] for _ in kinds] for kinds in pods]
@@ -266,13 +271,32 @@ class _Joint:
             if name == ROLE_LOCK and name in tree.parts[i].units:
                 self._locks[cell] = tree.parts[i].units[name].capacity
 
-    def run(self) -> list[tuple[int, list[int]]] | None:
+    def run_without(self, parts: Sequence[Collection[int]]) -> list[tuple[int, list[int]]] | None:
+        """Returns what `run` does where no pod may have these parts, which are the same for all."""
+        if not parts or self._budget.spent:
+            return None if self._budget.spent else []
+        tree = self._tree
+        return _Joint(tree, self._pods, self._budget).run(_room_without(tree, tree.room, parts[0]))
+
+    def first_without(self, parts: Sequence[Collection[int]]) -> list[tuple[int, list[int]]] | None:
+        """Gives one pod after the other its first choice without these parts. None if a pod has no choice left."""
+        room = list(self._tree.room)
+        chosen: list[tuple[int, list[int]]] = []
+        for at, out in enumerate(parts):
+            choice = next(self._choices(at, _room_without(self._tree, room, out)), None)
+            if choice is None:
+                return None
+            chosen.append(choice)
+            room = _after(self._pods[at][choice[0]], room, choice[1])
+        return chosen
+
+    def run(self, room: Sequence[int] | None = None) -> list[tuple[int, list[int]]] | None:
         """Returns the number of the problem, and its choices, for each pod. It searches depth first, without recursion: a node may take
         hundreds of pods."""
         count = len(self._pods)
         if not count:
             return []
-        rooms = [list(self._tree.room)]
+        rooms = [list(self._tree.room if room is None else room)]
         open_choices = [self._choices(0, rooms[0])]
         chosen: list[tuple[int, list[int]]] = []
         while open_choices:
@@ -287,15 +311,15 @@ class _Joint:
                 if chosen:
                     chosen.pop()
                 continue
-            room = _after(self._pods[at][choice[0]], rooms[-1], choice[1])
+            left = _after(self._pods[at][choice[0]], rooms[-1], choice[1])
             if at + 1 == count:
                 return [*chosen, choice]
-            if self._failed and self._state(at + 1, room) in self._failed:
+            if self._failed and self._state(at + 1, left) in self._failed:
                 self._budget.left -= 1
                 continue
             chosen.append(choice)
-            rooms.append(room)
-            open_choices.append(self._choices(at + 1, room))
+            rooms.append(left)
+            open_choices.append(self._choices(at + 1, left))
         return None
 
     def _choices(self, at: int, room: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
@@ -325,6 +349,15 @@ class _Joint:
             if parts[i].parent < 0:
                 roots.append(forms[i])
         return at, tuple(sorted(roots, key=repr))
+
+
+def _room_without(tree: NodeTree, room: Sequence[int], parts: Collection[int]) -> list[int]:
+    """Returns what is free where nothing of these parts is."""
+    left = list(room)
+    for (part, _), cell in tree.cells.items() if parts else ():
+        if part in parts:
+            left[cell] = 0
+    return left
 
 
 def _sources(tree: NodeTree, i: int) -> object:

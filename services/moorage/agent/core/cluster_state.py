@@ -10,6 +10,7 @@ import msgspec
 
 from moorage.dra.allocated import DeviceClaims
 from moorage.dra.classes import DeviceClasses
+from moorage.dra.device_selectors import with_alike
 from moorage.dra.objects import DeviceClaim, DeviceClass, DeviceTaintRule, ResourceQuota, Slice
 from moorage.dra.quotas import Quotas
 from moorage.dra.slices import DevicePool, Devices
@@ -77,6 +78,9 @@ class ClusterState:
         self.device_classes = DeviceClasses(self._mark_all)
         self.quotas = Quotas(lambda resource: self.device_classes.serving(resource))
         self.devices_known = False  # all slices and classes were read
+        self.allocates = (
+            False  # its agent gives devices to claims, so that no scheduler chooses between those that are alike
+        )
         self._on_node: dict[str, set[str]] = {}  # uids of the pods there
         self._topologies: dict[str, Topology] = {}
         self._sent: dict[str, int] = {}  # node → hash of the row that was reported last
@@ -325,7 +329,7 @@ class ClusterState:
             topology_manager=topology_manager_of(topology) if topology is not None else None,
             in_use=(use_of_zones(topology) if topology is not None else {}) | in_use,
             counted=self._counted(name, topology) if topology is not None else [],
-            devices=found.devices,
+            devices=found.devices if self.allocates else with_alike(found.devices),
             counters=found.counters,
             device_classes=self.device_classes.reports(status.allocatable) if found.devices else [],
             incomplete_pools=bool(found.problems),

@@ -12,6 +12,7 @@ import msgspec
 from moorage.dra import objects as dra
 from moorage.dra.allocated import DeviceClaims
 from moorage.dra.classes import DeviceClasses
+from moorage.dra.device_selectors import with_alike
 from moorage.dra.pins import UnknownClass, completed, is_pin, vacated_by
 from moorage.dra.quotas import PINNED_BY_TEMPLATE, Quotas, with_quotas
 from moorage.dra.shares import has_shares, with_shares
@@ -176,7 +177,7 @@ class SimulatedDevices:
         in_use = self._allocated.in_use(found.devices)
         fields: dict[str, Any] = msgspec.json.decode(row)
         more: dict[str, list[Any]] = {
-            "devices": found.devices,
+            "devices": with_alike(found.devices),
             "counters": found.counters,
             "deviceClasses": self._classes.reports(fields["allocatable"]) if found.devices else [],
             "problems": found.problems,
