@@ -126,19 +126,25 @@ def selectors_of(idents: Sequence[str], devices: Devices, most: int = MAX_SELECT
 def with_alike(found: Sequence[DeviceReport]) -> list[DeviceReport]:
     """Returns a node's devices with the groups of those that no expression tells apart though they take of other counters: which of
     them a pod gets, the scheduler chooses."""
+    result = list(found)
+    if not any(device.consumes for device in found):
+        return result
     groups: dict[object, list[int]] = {}
     for i, device in enumerate(found):
-        if device.consumes and not device.elsewhere:
+        if device.driver and not device.elsewhere:
             groups.setdefault(_looks_of(device), []).append(i)
-    result = list(found)
     number = 0
     for places in groups.values():
-        first = found[places[0]]
-        if any((found[i].pool, found[i].consumes) != (first.pool, first.consumes) for i in places):
+        first = _counters_of(found[places[0]])
+        if any(_counters_of(found[i]) != first for i in places):
             number += 1
             for i in places:
                 result[i] = msgspec.structs.replace(found[i], alike=number)
     return result
+
+
+def _counters_of(device: DeviceReport) -> object:
+    return (device.pool, device.consumes) if device.consumes else None
 
 
 def _looks_of(device: DeviceReport) -> object:

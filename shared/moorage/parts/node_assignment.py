@@ -271,12 +271,12 @@ class _Joint:
             if name == ROLE_LOCK and name in tree.parts[i].units:
                 self._locks[cell] = tree.parts[i].units[name].capacity
 
-    def run_without(self, parts: Sequence[Collection[int]]) -> list[tuple[int, list[int]]] | None:
-        """Returns what `run` does where no pod may have these parts, which are the same for all."""
-        if not parts or self._budget.spent:
-            return None if self._budget.spent else []
+    def run_without(self, parts: Collection[int]) -> list[tuple[int, list[int]]] | None:
+        """Returns what `run` does where no pod may have these parts."""
+        if self._budget.spent:
+            return None
         tree = self._tree
-        return _Joint(tree, self._pods, self._budget).run(_room_without(tree, tree.room, parts[0]))
+        return _Joint(tree, self._pods, self._budget).run(_room_without(tree, tree.room, parts))
 
     def first_without(self, parts: Sequence[Collection[int]]) -> list[tuple[int, list[int]]] | None:
         """Gives one pod after the other its first choice without these parts. None if a pod has no choice left."""

@@ -144,7 +144,8 @@ def test_only_devices_that_differ_in_counters_are_reported_as_alike() -> None:
     whole = Device("w", {0: 4}, "1")
     assert alike(whole, Device("x", {0: 4}, "1")) == [0, 0], "the same of the same"
     assert alike(whole, Device("x", {0: 2}, "2")) == [0, 0], "the capacity tells them apart"
-    assert alike(whole, Device("x", {0: 2}, "1000m"), Device("y", {}, "1")) == [1, 1, 0]
+    assert alike(Device("x", {}, "1"), Device("y", {}, "1")) == [0, 0]
+    assert alike(whole, Device("x", {0: 2}, "1000m"), Device("y", {}, "1")) == [1, 1, 1]
     assert alike(whole, Device("x", {1: 4}, "1"), Device("y", {0: 2}, "2"), Device("z", {1: 2}, "2")) == [1, 1, 2, 2]
 
 

@@ -183,6 +183,33 @@ def test_pins_leave_no_other_choice_and_follow_a_device_that_is_replaced() -> No
     world.assert_reported()
 
 
+def test_pods_that_are_pinned_to_halves_of_cards_without_names_take_no_card() -> None:
+    def part(name: str, memory: str, slices: str) -> Json:
+        uses = [{"counterSet": name[:2], "counters": {"slices": {"value": slices}}}]
+        return {"name": name, "capacity": {"memory": {"value": memory}}, "consumesCounters": uses}
+
+    devices = [
+        part(f"c{card}{half}", "40Gi" if half else "80Gi", "1" if half else "2")
+        for card in "01"
+        for half in ("", "a", "b")
+    ]
+    spec = {"driver": DRIVER, "pool": {"name": "n", "generation": 1, "resourceSliceCount": 2}, "nodeName": "n"}
+    sets = [{"name": f"c{card}", "counters": {"slices": {"value": "2"}}} for card in "01"]
+    slices = [
+        {**API, "kind": "ResourceSlice", "metadata": {"name": name}, "spec": spec | more}
+        for name, more in (("a", {"devices": devices}), ("b", {"sharedCounters": sets}))
+    ]
+    world = World(fleet(EVERY, *slices, nodes=1))
+    assert [device.alike for device in world.nodes[CLUSTER]["n"].devices] == [1, 2, 2, 1, 2, 2]
+    halves = [ident("n", name) for name in ("c0a", "c0b", "c1a")]
+    pinned = template("moorage-c1-gpu", device_class="moorage-c1-gpu")
+    web = workload(replicas=3, **using("moorage-c1-gpu"))
+    world.want(CLUSTER, app(1, web, pinned, pin("moorage-c1-gpu", *halves)))
+    world.run(2)
+    assert sorted(part for pod in world.pods[CLUSTER].values() for part in pod.parts) == halves
+    world.assert_reported()
+
+
 def test_a_stranger_may_take_the_device_that_was_chosen() -> None:
     """The pin names a device that a stranger's pod has by the time: the pod waits, and what the stranger has is told."""
     world = World(fleet(EVERY, *GPUS, template("any")))
