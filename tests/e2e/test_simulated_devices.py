@@ -160,6 +160,51 @@ def test_who_waits_gets_devices_that_are_plugged_in(mesh: Mesh) -> None:
     assert places(mesh, "wide") == {"lab/b": [f"{DRIVER}/n/g0", f"{DRIVER}/n/g1"]}
 
 
+def cards(*names: str) -> list[Json]:
+    """Cards like c0 and their halves like c0a, which only their memory tells apart."""
+    devices = [
+        {
+            "name": name,
+            "capacity": {"memory": {"value": "80Gi" if len(name) == 2 else "40Gi"}},
+            "consumesCounters": [
+                {"counterSet": name[:2], "counters": {"slices": {"value": "2" if len(name) == 2 else "1"}}}
+            ],
+        }
+        for name in names
+    ]
+    sets = [{"name": name, "counters": {"slices": {"value": "2"}}} for name in names if len(name) == 2]
+    spec = {"driver": DRIVER, "nodeName": "n", "pool": {"name": "n", "generation": 1, "resourceSliceCount": 2}}
+    slices = [
+        {**API, "kind": "ResourceSlice", "metadata": {"name": name}, "spec": {**spec, **more}}
+        for name, more in (("devices", {"devices": devices}), ("counters", {"sharedCounters": sets}))
+    ]
+    node = {"name": "n", "allocatable": {"cpu": "8", "memory": "32Gi"}}
+    return [{"name": "a", "provider": "lab", "nodes": [node], "objects": [GPU, *slices]}]
+
+
+def test_pods_get_parts_of_cards_without_names_that_the_scheduler_gives_them(mesh: Mesh) -> None:
+    """The first pod would get a whole card if one of the pods were to have the other: the group would be displaced for ever."""
+    change(mesh, json.dumps({"clusters": cards("c0", "c0a", "c0b", "c1", "c1a", "c1b")}))
+    apply(mesh, application("halves", 3, {"class": "gpu"}))
+    until(lambda: why(mesh, "halves")["phase"] == "Running")
+    halves = [f"{DRIVER}/n/{name}" for name in ("c0a", "c0b", "c1a")]
+    assert places(mesh, "halves") == {"lab/a": halves}
+    until(lambda: set(used_of_driver(mesh)) == set(halves))
+    subject = "moorage.events.decisions.pending.default.halves.v1.default"
+    assert "Displaced" not in str(mesh.http(f"/v1/events?follow=false&subject={subject}")["items"])
+    change(mesh, json.dumps({"clusters": cards("c0", "c0a", "c0b", "c1")}))
+    apply(mesh, application("cards", 3, {"class": "gpu"}))
+    mesh.run("delete", "application", "halves")
+    until(
+        lambda: ("PartShort", "3", "2") in lacks(mesh, "cards"), "two get the cards, and nothing keeps them from these"
+    )
+
+
+def used_of_driver(mesh: Mesh) -> list[str]:
+    items = mesh.http("/v1/parts?limit=100")["items"]
+    return [i["id"] for i in items if (i.get("used") or {}).get("GPU_EXAMPLE_COM", "0") != "0"]
+
+
 def test_devices_of_plugins_are_chosen_by_the_kubelet(mesh: Mesh) -> None:
     cards = json.dumps(
         {
