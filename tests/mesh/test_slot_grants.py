@@ -8,12 +8,13 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
+import pytest
 import pytest_asyncio
 
 from moorage.bus import Bus, subjects
-from moorage.ledger import Committed, keep_capacity, open_ledger
+from moorage.ledger import Capacity, Committed, keep_capacity, open_ledger
 from moorage.machine_groups import read
-from moorage.model.claims import Claim, Decision, IntentRef, Release, Slot, Withdrawal
+from moorage.model.claims import Claim, Decision, IntentRef, Release, Slot, SlotReservations, Withdrawal
 from moorage.model.machine_slots import reservation_claim, slot_resource
 from moorage.model.machine_views import MachinesAsk, MachinesShown
 from moorage.model.machines import (
@@ -218,6 +219,56 @@ async def test_a_worker_that_lost_its_lease_changes_nothing_and_the_next_one_goe
     await cluster.begin(large(2), guest("a", state="granted"), guest("b"), guest("c"))
     assert cluster.grants == {"a": "n-0", "b": "n-0"}
     await second.bus.close()
+
+
+async def test_slots_that_are_held_are_given_out_while_the_log_takes_no_new_ones(
+    slots: Slots, bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Cluster(bus)
+    await cluster.begin(large(2))
+    with monkeypatch.context() as patched:
+        patched.setattr(Capacity, "keeps_slots", lambda *_: False)
+        larger = MachineReport(name="g", uid="m", machine=large(4))
+        told = await cluster.sync(machines=[larger], guests=[guest("a"), guest("b"), guest("c")])
+        assert cluster.grants == {"a": "n-0", "b": "n-0"} and [(r.uid, r.code) for r in told.waiting] == [
+            ("c", "SlotShort")
+        ]
+        await cluster.sync(guests_gone=["a"])
+        assert cluster.grants.keys() == {"b", "c"}
+    told = await cluster.sync(guests=[guest("d"), guest("e")])
+    assert cluster.grants.keys() == {"b", "c", "d", "e"} and told.reservations[0].slots == {"n-0": 4}
+
+
+async def test_a_machine_that_gets_no_slots_keeps_no_other_from_its_own(
+    slots: Slots, bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def keeps(_: Capacity, entry: SlotReservations) -> bool:
+        return all(reserved.machine == MACHINE for reserved in entry.reserved)
+
+    monkeypatch.setattr(Capacity, "keeps_slots", keeps)
+    cluster = Cluster(bus)
+    types = {"small": {"spec": {"cpu": "1", "memory": "1Gi"}, "available": 1}}
+    other = read(machine("f", types, {"n-1": ["small"]})).machine
+    assert other is not None
+    await cluster.begin(large(2), guest("a"))
+    reports = [MachineReport(name=found.name, uid=found.name, machine=found) for found in (other, large(3))]
+    told = await cluster.sync(machines=reports, guests=[guest("b"), guest("c"), guest("s", machine="f/small")])
+    assert cluster.grants.keys() == {"a", "b", "c"} and [r.uid for r in told.waiting] == ["s"]
+
+
+async def test_a_node_that_the_mesh_cannot_use_keeps_no_other_from_new_slots(slots: Slots, bus: Bus) -> None:
+    """The agent of Machines says that both nodes are ready, and the agent of the cluster knows better."""
+    cluster = Cluster(bus)
+    names = [slots.fleet.node_name(row) for row in range(2)]
+    await cluster.begin(large(2), guest("a"))
+    slots.fleet.usable[names.index("n-0")] = False
+    told = await cluster.sync(
+        machines=[MachineReport(name="g", uid="m", machine=large(3))], guests=[guest("b"), guest("c")]
+    )
+    assert told.reservations[0].slots == {"n-0": 2, "n-1": 1}
+    assert cluster.grants == {"a": "n-0", "b": "n-1"} and [(r.uid, r.code) for r in told.waiting] == [
+        ("c", "SlotShort")
+    ]
 
 
 async def test_machines_slots_and_guests_are_shown(slots: Slots, nats: NatsServer, bus: Bus) -> None:

@@ -39,6 +39,10 @@ MOST_GRANTS = 256
 GATHER = 0.02
 #: Seconds until a cluster is planned again after an error.
 RETRY = 1.0
+#: How often in a row the log may refuse reservations until what is held is given out without them.
+REFUSALS = 3
+#: Seconds until reservations that the log refused are planned again, whatever changed.
+RETRY_REFUSED = 5.0
 
 
 class SlotService:
@@ -128,24 +132,30 @@ class SlotService:
     async def _settle(self, cluster: ClusterMachines) -> Answer:
         """Commits what is planned for the cluster until nothing is left to do."""
         async with self._locks.setdefault(cluster.name, asyncio.Lock()):
-            dropped: Dropped | None = None
+            refusals = 0
             for _ in range(ATTEMPTS):
                 now = self._now()
                 planner = self._planner(cluster, now)
                 reservations = planner.reservations()
-                if reservations.changed:
-                    dropped = await self._reserve(reservations.changed)
+                # Slots that are held are given out even where the log takes no new ones.
+                if reservations.changed and refusals < REFUSALS:
+                    dropped = await self._reserve_each(reservations.changed)
                     if dropped is not None and dropped.code == "Deposed":
                         break
+                    refusals = 0 if dropped is None else refusals + 1
                     continue
                 grants = planner.grants()
                 if not (grants.withdrawn or grants.observed or grants.granted):
-                    self._plan_later(cluster.name, reservations.again - now if reservations.again else None)
+                    again = reservations.again - now if reservations.again else None
+                    if reservations.changed or self._is_unreserved(cluster.name):
+                        again = RETRY_REFUSED if again is None else min(again, RETRY_REFUSED)
+                    self._plan_later(cluster.name, again)
                     return self._with_documents(cluster.name, planner.answer(reservations, grants.waiting))
                 if grants.withdrawn or grants.observed:
                     await self._grant(grants.observed, grants.withdrawn, observed=True)
+                    refusals = 0
                 for begin in range(0, len(grants.granted), MOST_GRANTS):
-                    await self._grant(grants.granted[begin : begin + MOST_GRANTS])
+                    await self._grant_each(grants.granted[begin : begin + MOST_GRANTS])
             self._plan_later(cluster.name, RETRY)
             planner = self._planner(cluster, self._now())
             answer = planner.answer(planner.reservations(), planner.grants().waiting)
@@ -170,12 +180,14 @@ class SlotService:
                     await self._settle_document(stored)
 
     async def _settle_document(self, stored: StoredMachine) -> None:
+        refusals = 0
         for _ in range(ATTEMPTS):
             fleet, ledger = self._capacity.fleet, self._follower.ledger
             layout = lay_out_over_clusters(stored, self.clusters, fleet, ledger, self._now())
-            if not layout.changed:
+            if not layout.changed or refusals == REFUSALS:
                 break
-            await self._reserve(layout.changed)
+            dropped = await self._reserve(layout.changed)
+            refusals = 0 if dropped is None else refusals + 1
         before = self._layouts.get(stored.name)
         self._layouts[stored.name] = layout
         changed = [c for c, share in layout.shares.items() if before is None or before.shares.get(c) != share]
@@ -207,6 +219,25 @@ class SlotService:
         if held:
             await self._reserve(held)
 
+    def _is_unreserved(self, cluster: str) -> bool:
+        """Returns whether the log did not take what is planned for a Machine of the mesh that has nodes in a cluster."""
+        return any(
+            layout.changed and cluster in self.documents[name].clusters
+            for name, layout in self._layouts.items()
+            if name in self.documents
+        )
+
+    async def _reserve_each(self, reserved: list[ReservedSlots]) -> Dropped | None:
+        """Commits reservations together, or, where not all of them can be had, those of each Machine. Returns why some were dropped."""
+        dropped = await self._reserve(reserved)
+        of_group: dict[str, list[ReservedSlots]] = {}
+        for one in reserved:
+            of_group.setdefault(one.machine.partition("/")[0], []).append(one)
+        if dropped is None or dropped.code == "Deposed" or len(of_group) == 1:
+            return dropped
+        outcomes = [await self._reserve(of_machine) for of_machine in of_group.values()]
+        return next(filter(None, outcomes), None)
+
     async def _reserve(self, reserved: list[ReservedSlots]) -> Dropped | None:
         entry = SlotReservations(id=new_id(), generation=self._generation, reserved=reserved)
         self._capacity.hold_reservations(entry)
@@ -218,9 +249,20 @@ class SlotService:
             await self._bus.emit(subjects.slot_event("reserved", one.cluster, one.machine), slots)
         return None
 
+    async def _grant_each(self, granted: list[GrantedSlot]) -> None:
+        """Commits grants together, or, where not all of them can be had, those on each node."""
+        dropped = await self._grant(granted)
+        of_node: dict[str, list[GrantedSlot]] = {}
+        for slot in granted:
+            of_node.setdefault(slot.node, []).append(slot)
+        if dropped is None or dropped.code == "Deposed" or len(of_node) == 1:
+            return
+        for there in of_node.values():
+            await self._grant(there)
+
     async def _grant(
         self, granted: list[GrantedSlot], withdrawn: Sequence[str] = (), *, observed: bool = False
-    ) -> None:
+    ) -> Dropped | None:
         entry = SlotGrants(
             id=new_id(),
             generation=self._generation,
@@ -234,9 +276,10 @@ class SlotService:
         outcome = await self._committer.commit(entry)
         reached("slots.committed")
         if isinstance(outcome, Dropped):
-            return
+            return outcome
         await self._tell("granted", granted)
         await self._tell("withdrawn", ended)
+        return None
 
     async def _tell(self, change: str, slots: Sequence[GrantedSlot]) -> None:
         """Publishes an event for each machine type and cluster, with its guests."""

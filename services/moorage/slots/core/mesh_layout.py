@@ -16,7 +16,7 @@ from moorage.model.machines import MachineDocument, MachineType
 from .dependent_types import in_use, limits
 from .layout import PATIENCE, NodeCounts, NodeKey, PooledNode, TypeLayout, lay_out
 from .mesh_machines import SlotParts, StoredMachine, share_of
-from .planner import FleetRoom, Planner, children_sizes, dependents, window_projects
+from .planner import FleetRoom, Planner, children_sizes, dependents, is_usable, window_projects
 from .slot_pods import given_alone, pods_in_slots
 from .state import ClusterMachines
 from .window_slots import by_window, less, set_aside
@@ -126,12 +126,11 @@ def _pooled(
         return PooledNode(key, node.machine_types, node.mode == "ready", False)
     report = cluster.nodes.get(node.name)
     if report is None:  # it is not in the pool there yet
-        row = fleet.row_of(cid, node.name)
-        ready = row is not None and bool(fleet.usable[row]) and node.mode == "ready"
+        ready = node.mode == "ready" and is_usable(fleet, key)
         return PooledNode(key, node.machine_types, ready, ready)
     ready = report.condition == "Ready" and node.mode == "ready"
     waits = report.condition == "NotReady" and node.mode == "ready" and now - report.since < PATIENCE
-    return PooledNode(key, node.machine_types, ready or waits, ready)
+    return PooledNode(key, node.machine_types, ready or waits, ready and is_usable(fleet, key))
 
 
 def _in(cluster: str, nodes: NodeCounts) -> dict[str, int]:

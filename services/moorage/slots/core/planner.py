@@ -106,6 +106,13 @@ class FleetRoom:
         return labels.get(label[0]) == label[1]
 
 
+def is_usable(fleet: Fleet, node: NodeKey) -> bool:
+    """Returns whether the log takes new slots on a node: its agent of Machines may not have noticed yet what happened to it."""
+    cid = fleet.ids.get(node.cluster)
+    row = None if cid is None else fleet.row_of(cid, node.name)
+    return row is not None and bool(fleet.usable[row])
+
+
 class Planner:
     """Plans from the ledger, the fleet and what one cluster reported."""
 
@@ -257,7 +264,8 @@ class Planner:
         key = NodeKey(self._cluster.name, node.name)
         ready = report is not None and report.condition == "Ready" and node.mode == "ready"
         waits = report is not None and report.condition == "NotReady" and self._now - report.since < PATIENCE
-        return PooledNode(key, node.machine_types, ready or (waits and node.mode == "ready"), ready)
+        takes = ready and is_usable(self._fleet, key)
+        return PooledNode(key, node.machine_types, ready or (waits and node.mode == "ready"), takes)
 
     def _next(self, machine: Machine) -> float:
         """Returns when time alone changes the plan: a window begins or ends, or a node was not ready for long enough."""
@@ -308,7 +316,11 @@ class Planner:
         machine = next((m for m in self.machines() if m.group == group), None)
         kind = next((t for t in machine.types if t.name == name), None) if machine is not None else None
         claim = reservation_claim(key, self._cluster.name)
-        ready = {n for n, report in self._cluster.nodes.items() if report.condition == "Ready"}
+        ready = {
+            name
+            for name, report in self._cluster.nodes.items()
+            if report.condition == "Ready" and is_usable(self._fleet, NodeKey(self._cluster.name, name))
+        }
         if kind is not None and machine is not None and kind.spec.dependence is not None:
             return self._dependent_use(machine, name, frozenset(ready))
         reserved = self._ledger.machines.reserved.get(claim)
