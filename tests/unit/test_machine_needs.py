@@ -21,9 +21,11 @@ from moorage.model.groups import Revision
 from moorage.model.machine_slots import ReservedSlots, reservation_claim, slot_resource
 from moorage.model.machines import Allow
 from moorage.model.problems import Refused
-from moorage.model.reports import Taint
-from moorage.model.shapes import Shape, ShapedApp
+from moorage.model.reports import NodeReport, Taint
+from moorage.model.shapes import Shape, ShapedApp, Toleration
+from moorage.patcher.core.final_objects import with_contributions
 from moorage.sdk import unpack
+from moorage.selectors.taints import tolerated
 from moorage_testkit.fleets import fleet_of, node
 
 NEED = {"machine": "general/large"}
@@ -246,18 +248,21 @@ def test_pods_of_different_namespaces_are_different_shapes() -> None:
     assert isinstance(plain, Accepted) and resolve(plain).apps[0].shapes[0].namespace == ""
 
 
-def test_pods_are_labelled_as_guests() -> None:
-    found = revision({**NEED, "window": "night", "maxRuntime": "2h"})
-    given = ActionAsk(
+def action_ask(found: Revision, manifest: dict[str, Any]) -> ActionAsk:
+    return ActionAsk(
         id="a",
         group="g",
         revision=1,
         budget_ms=100,
         decision={},
         intents=[{"kind": i.kind, "name": i.name, "spec": msgspec.json.decode(i.spec)} for i in found.intents],
-        manifests={"web": [MANIFEST]},
+        manifests={"web": [manifest]},
     )
-    values = {c.path.removeprefix("/spec/template/"): c.value for c in contributions(given)}
+
+
+def test_pods_are_labelled_as_guests() -> None:
+    given = action_ask(revision({**NEED, "window": "night", "maxRuntime": "2h"}), MANIFEST)
+    values = {c.path.removeprefix("/spec/template/"): c.value for c in contributions(given, fleet_of({}))}
     domain = "metadata/labels/imperator.tenzen-y.io~1"
     assert values == {
         f"{domain}machine-group": "general",
@@ -267,3 +272,82 @@ def test_pods_are_labelled_as_guests() -> None:
         f"{domain}injecting-container": "main",
         "spec/activeDeadlineSeconds": 7200,
     }
+
+
+def daemon_set(**spec: Any) -> tuple[Revision, dict[str, Any]]:
+    """Returns an application with a DaemonSet in slots, and its manifest."""
+    pods = {**MANIFEST["spec"]["template"], "metadata": {"labels": {"app": "train"}}}
+    pods["spec"] = {**pods["spec"], **spec}
+    manifest = {**MANIFEST, "apiVersion": "apps/v1", "kind": "DaemonSet"}
+    manifest["spec"] = {"selector": {"matchLabels": {"app": "train"}}, "template": pods}
+    given = document(NEED)
+    app = given["spec"]["apps"][0]
+    app["manifests"] = [manifest]
+    app["consumers"][0]["object"] = {"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "train"}
+    accepted = validate.accept(given, {})
+    assert isinstance(accepted, Accepted)
+    return resolve(accepted), manifest
+
+
+TYPE = "imperator.tenzen-y.io/large"
+READY = Taint(key="imperator.tenzen-y.io/node-pool", value="ready", effect="NoSchedule")
+
+
+def pool_node(name: str, state: str = "ready", **labels: str) -> NodeReport:
+    """A node of a pool whose types are `large` and `small`."""
+    own = [Taint(key=f"imperator.tenzen-y.io/{t}", value="general", effect="NoSchedule") for t in ("large", "small")]
+    taints = [*own, msgspec.structs.replace(READY, value=state)]
+    return node(
+        name, cpu="8", taints=taints, labels={TYPE: "general", **labels}, resources={"ephemeral-storage": "9Gi"}
+    )
+
+
+def test_a_daemon_set_runs_on_the_nodes_of_its_machine_and_on_no_other() -> None:
+    """Nodes without slots, in maintenance, or of another group do not keep it from the others."""
+    other = Taint(key="imperator.tenzen-y.io/large", value="other", effect="NoSchedule")
+    nodes = [pool_node("a"), pool_node("b"), pool_node("rests", "maintenance"), node("plain", cpu="8")]
+    nodes.append(node("others", cpu="8", taints=[other, READY], labels={TYPE: "other"}))
+    fleet, ledger = fleet_of({"lab/one": nodes, "lab/two": [pool_node("a")]}), Ledger()
+    capacity = Capacity(fleet, ledger)
+    reserved = ReservedSlots(machine="general/large", cluster="lab/one", size={"cpu": 4000}, slots={"a": 1, "b": 1})
+    entry = SlotReservations(id="r", generation=1, reserved=[reserved])
+    capacity.folded(ledger.fold(1, Commit(id="1", entries=[entry])))
+    (wanted,) = daemon_set()[0].apps[0].shapes
+    assert wanted.per_node
+    found = assign_beside_own(fleet, 0, [Wanted(wanted, "k", [])])
+    assert isinstance(found, list) and sorted(s.node for placed in found for s in placed.slots) == ["a", "b"]
+    (reason,) = candidates(ask(wanted), fleet).apps["web"].reasons
+    assert (reason.code, reason.needed, reason.free, reason.samples) == ("SlotShort", "1", "0", ["lab/two"])
+
+
+@pytest.mark.parametrize(
+    ("own", "added"),
+    [
+        ([], ["large", "node-pool", "small"]),
+        ([{"key": "imperator.tenzen-y.io/small", "operator": "Exists"}], ["large", "node-pool"]),
+        ([{"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}], ["large", "node-pool", "small"]),
+        ([{"operator": "Exists"}], []),
+    ],
+)
+def test_the_template_of_a_daemon_set_has_what_the_nodes_of_its_machine_require(
+    own: list[dict[str, str]], added: list[str]
+) -> None:
+    """Kubernetes makes pods of it for all nodes that it selects, and for none whose taints it does not tolerate."""
+    found, manifest = daemon_set(**({"tolerations": own} if own else {}))
+    fleet = fleet_of({"lab/one": [pool_node("a")]})
+    (final,) = with_contributions([manifest], contributions(action_ask(found, manifest), fleet), "d")
+    spec = final["spec"]["template"]["spec"]
+    required = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert required["nodeSelectorTerms"] == [
+        {"matchExpressions": [{"key": TYPE, "operator": "In", "values": ["general"]}]}
+    ]
+    tolerations = spec.get("tolerations", [])
+    assert tolerations[: len(own)] == own
+    assert [t["key"].removeprefix("imperator.tenzen-y.io/") for t in tolerations[len(own) :]] == added
+    given = [
+        Toleration(key=t.get("key", ""), **{k: t[k] for k in ("operator", "value", "effect") if k in t})
+        for t in tolerations
+    ]
+    assert tolerated(pool_node("a").taints, given) and (not added) == tolerated(
+        pool_node("a", "maintenance").taints, given
+    )

@@ -18,7 +18,7 @@ def _tolerates(toleration: Toleration, taint: Taint) -> bool:
     if toleration.effect and toleration.effect != taint.effect:
         return False
     if toleration.operator == "Prefix":  # ours: all taints of one domain, which are added where pods are created
-        return taint.key.startswith(toleration.key)
+        return taint.key.startswith(toleration.key) and toleration.value in ("", taint.value)
     if toleration.key and toleration.key != taint.key:
         return False
     if toleration.operator in ("", "Equal"):

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from moorage.model.controllers import MACHINES
-from moorage.sdk import ActionAsk, Contribution, Declared, Fleet, Settings, run
+from moorage.sdk import Declared, Settings, run
 
 from .core.answers import NAME, candidates
 from .core.labels import contributions
 
 
 async def main(settings: Settings) -> None:
-    def actions(ask: ActionAsk, _: Fleet) -> list[Contribution]:
-        return contributions(ask)
-
     machine = Declared(
         NAME,
         policy="required",
@@ -20,6 +17,6 @@ async def main(settings: Settings) -> None:
         concerns=(MACHINES,),
         action_concerns=(MACHINES,),
         candidates=candidates,
-        actions=actions,
+        actions=contributions,
     )
     await run(settings, [machine], worker=NAME)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-from moorage.machine_groups.names import DOMAIN
+from moorage.machine_groups.names import DOMAIN, NODE_POOL, type_key
 from moorage.machine_groups.windows import parse_runtime
 from moorage.model.documents import Need
 from moorage.model.machine_slots import slot_resource
@@ -19,6 +19,8 @@ _MACHINE = re.compile(f"{_NAME}/{_NAME}", re.ASCII)
 _WINDOW = re.compile(_NAME, re.ASCII)
 #: Guests are given tolerations for the taints of their node where they are created; its slot decides on which one they run.
 _TAINTS_OF_MACHINES = Toleration(key=DOMAIN, operator="Prefix", effect="NoSchedule")
+#: The template of a DaemonSet is given those that keep it off no node that is ready.
+_READY_NODES = Toleration(key=NODE_POOL, value="ready", effect="NoSchedule")
 
 
 def check_machine(need: Need, path: str, diagnostics: Diagnostics) -> None:
@@ -59,5 +61,15 @@ class MachineNeed:
         kept = {name: n for name, n in requested.items() if name not in ("cpu", "memory", PODS) and "/" not in name}
         return kept | {slot_resource(self.machine, self.window): 1}
 
-    def tolerations(self) -> list[Toleration]:
-        return [_TAINTS_OF_MACHINES] if self.machine else []
+    def tolerations(self, *, per_node: bool) -> list[Toleration]:
+        if not self.machine:
+            return []
+        if per_node:
+            group = self.machine.partition("/")[0]
+            return [Toleration(key=DOMAIN, operator="Prefix", value=group, effect="NoSchedule"), _READY_NODES]
+        return [_TAINTS_OF_MACHINES]
+
+    def labels(self, *, per_node: bool) -> dict[str, str]:
+        """Returns the labels of the nodes of a DaemonSet: only these have slots, and it runs on every node that it selects."""
+        group, _, machine_type = self.machine.partition("/")
+        return {type_key(machine_type): group} if per_node and self.machine else {}

@@ -165,9 +165,11 @@ def _shape(
     wishes = [
         _optional(consumer, need, containers, mandatory, resources.get(EXCLUSIVE, 0)) for consumer, need in optional
     ]
-    terms = _terms(pods, labels)
-    tolerations = list(dict.fromkeys([*pods.tolerations, *machine.tolerations()]))
     per_node = pods.kind == "DaemonSet"
+    for key, value in machine.labels(per_node=per_node).items():
+        labels.setdefault(key, []).append(value)
+    terms = _terms(pods, labels)
+    tolerations = list(dict.fromkeys([*pods.tolerations, *machine.tolerations(per_node=per_node)]))
     surge, unavailable = rollout_of(pods, count)
     parts = part_needs(consumers, pods.containers, pod_requests(map(_with_classes, pods.containers)))
     devices, shared = pod_claims(pods, device_claims, diagnostics)

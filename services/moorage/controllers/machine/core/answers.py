@@ -35,7 +35,7 @@ def _of_app(ask: Ask, app: ShapedApp, fleet: Fleet) -> Allowed:
                 allowed &= ~closed
                 reasons.append(_not_allowed(app.name, shape, resource, ask.tenant, closed, fleet))
                 excluded.append(closed)
-        needed = sum(shape.count for shape in shapes)
+        needed = sum(1 if shape.per_node else shape.count for shape in shapes)
         free, known = _free_slots(fleet, resource)
         short = allowed & ~own & (free < needed)
         if not short.any():

@@ -1,23 +1,30 @@
-"""Labels the pods of applications that run in slots of machines, so that each cluster knows them as guests."""
+"""Labels the pods of applications that run in slots of machines, so that each cluster knows them as guests.
+
+Kubernetes makes pods of a DaemonSet for nodes that its template selects and whose taints it tolerates: what other guests are given when
+they are created has to be in the template.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from moorage.machine_groups.names import (
     CONTAINER,
     CONTAINER_ALIAS,
+    DOMAIN,
     GUEST,
     MACHINE_GROUP,
     MACHINE_TYPE,
+    NODE_POOL,
     POD_ROLE,
     WINDOW,
+    type_key,
 )
 from moorage.machine_groups.windows import parse_runtime
 from moorage.model.documents import Consumer
 from moorage.podspec import format_pointer, object_key, template_path
-from moorage.sdk import ActionAsk, Contribution, named_consumers
+from moorage.sdk import ActionAsk, Contribution, Fleet, named_consumers
 
 from .answers import NAME
 
@@ -25,12 +32,12 @@ from .answers import NAME
 _WITH_DEADLINE = ("Job", "CronJob", "Pod")
 
 
-def contributions(ask: ActionAsk) -> list[Contribution]:
-    """Returns the labels of every pod template whose consumers need a machine."""
-    return [found for named in named_consumers(ask) for found in _of_consumer(*named)]
+def contributions(ask: ActionAsk, fleet: Fleet) -> list[Contribution]:
+    """Returns the labels of every pod template whose consumers need a machine, and what DaemonSets need to run on its nodes."""
+    return [found for named in named_consumers(ask) for found in _of_consumer(*named, fleet)]
 
 
-def _of_consumer(app: str, manifest: dict[str, Any], consumer: Consumer) -> Iterator[Contribution]:
+def _of_consumer(app: str, manifest: dict[str, Any], consumer: Consumer, fleet: Fleet) -> Iterator[Contribution]:
     path = template_path(manifest)
     for need in consumer.needs:
         if not need.machine or path is None:
@@ -50,3 +57,42 @@ def _of_consumer(app: str, manifest: dict[str, Any], consumer: Consumer) -> Iter
         if seconds and manifest.get("kind") in _WITH_DEADLINE:
             pointer = format_pointer((*path, "spec", "activeDeadlineSeconds"))
             yield Contribution(app=app, object=object_key(manifest), path=pointer, value=seconds, by=NAME)
+        if manifest.get("kind") == "DaemonSet":
+            yield from _of_daemon_set(app, manifest, path, group, machine_type, fleet)
+
+
+def _of_daemon_set(
+    app: str, manifest: dict[str, Any], path: tuple[str, ...], group: str, machine_type: str, fleet: Fleet
+) -> Iterator[Contribution]:
+    selected = {"key": type_key(machine_type), "operator": "In", "values": [group]}
+    yield Contribution(app=app, object=object_key(manifest), op="require", value=[selected], by=NAME)
+    own = manifest
+    for part in (*path, "spec"):
+        own = own.get(part) or {}
+    have = own.get("tolerations") or []
+    new = [t for t in _tolerations(group, machine_type, fleet) if not _tolerates(have, t)]
+    if new:
+        pointer = format_pointer((*path, "spec", "tolerations"))
+        yield Contribution(app=app, object=object_key(manifest), path=pointer, value=[*have, *new], by=NAME)
+
+
+def _tolerations(group: str, machine_type: str, fleet: Fleet) -> list[dict[str, Any]]:
+    """Returns tolerations for the taints of a type's nodes, also for those of the group's other types, which may share them."""
+    own = [(type_key(machine_type), group), (NODE_POOL, "ready")]
+    others = {
+        (taint.key, taint.value)
+        for taints in fleet.taint_sets
+        for taint in taints
+        if taint.key.startswith(DOMAIN) and taint.value == group
+    }
+    pairs = [*own, *sorted(others.difference(own))]
+    return [{"key": key, "effect": "NoSchedule", "operator": "Equal", "value": value} for key, value in pairs]
+
+
+def _tolerates(have: Sequence[Mapping[str, Any]], wanted: Mapping[str, Any]) -> bool:
+    return any(
+        one.get("effect") in (None, "", wanted["effect"])
+        and one.get("key") in (None, "", wanted["key"])
+        and (one.get("operator") == "Exists" or one.get("value") == wanted["value"])
+        for one in have
+    )
