@@ -10,6 +10,7 @@ from moorage.merger.core.delayed import Delayed
 from moorage.merger.core.responses import AskedAt
 from moorage.merger.core.round import Round
 from moorage.merger.core.wait_queue import BACK_OFF, BACK_OFF_MOST, WaitQueue
+from moorage.merger.core.waiting_news import NUMBERS_STAND, is_news
 from moorage.model.attempts import Attempt
 from moorage.model.candidates import Answer
 from moorage.model.groups import Phase, Revision
@@ -232,3 +233,29 @@ def test_groups_that_were_put_off_are_tried_once_a_controller_answers() -> None:
 def test_an_answer_is_outdated_if_its_controller_had_seen_less(epoch: str, sequence: int, outdated: bool) -> None:
     """A controller that does not say what it has seen counts as current."""
     assert AskedAt(Epoch(2, 7), 5).is_ahead_of(Answer(epoch=epoch, sequence=sequence)) is outdated
+
+
+def told(message: str, free: str = "1", phase: Phase = "Pending") -> Attempt:
+    reasons = [Reason(code="SlotShort", by="machine", free=free, message=message)]
+    return Attempt(group="a", revision=1, phase=phase, reasons=reasons)
+
+
+def test_words_and_figures_of_reasons_are_published_at_once_and_numbers_in_words_now_and_then() -> None:
+    waiting = WaitQueue()
+    waiter = waiting.put(record("a", 1), None)
+    first = told("2 of 3 slots of g/large are in use")
+    assert is_news(waiter, first, 100.0), "nothing was published yet"
+    waiting.told("a", first, 100.0)
+    assert not is_news(waiter, first, 1000.0)
+    assert is_news(waiter, told("g/large is for project p only"), 100.0)
+    assert is_news(waiter, told(first.reasons[0].message, free="2"), 100.0)
+    assert is_news(waiter, told(first.reasons[0].message, phase="Failed"), 100.0)
+    other = told("1 of 3 slots of g/large are in use")
+    assert not is_news(waiter, other, 100.0 + NUMBERS_STAND - 1)
+    assert is_news(waiter, other, 100.0 + NUMBERS_STAND)
+    waiting.told("a", other, 200.0)
+    assert not is_news(waiter, other, 1000.0) and not is_news(waiter, first, 201.0)
+    newer = told("no", free="9")
+    newer.revision = 2
+    waiting.told("a", newer, 300.0)
+    assert waiter.told is other, "it is about a revision that does not wait"

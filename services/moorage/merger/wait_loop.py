@@ -27,6 +27,7 @@ from .core.delayed import Delayed
 from .core.round import Round
 from .core.usable_clusters import UsableClusters
 from .core.wait_queue import Waiter, WaitQueue, back_off
+from .core.waiting_news import is_news
 from .decider import Decider, settled
 from .events import DecisionEvents, tell
 from .releases import Releases
@@ -206,6 +207,7 @@ class WaitLoop:
         attempt = _attempts.decode(data)
         self._put_hinted(attempt.group, None)
         self.waiting.refused(attempt.group, attempt, self._now, untested=True)
+        self.waiting.told(attempt.group, attempt, self._now)
         if attempt.group in self.waiting.refused_without_clusters and self._fleet.known.any():
             self._forced.add(attempt.group)
         self._wake.set()
@@ -338,7 +340,6 @@ class WaitLoop:
         """Returns false if a required controller did not answer."""
         group = waiter.record.group
         waiter.due = None
-        before = waiter.attempt
         clusters = self._fleet.size
         with tracing.stored_span("decide again", waiter.record.traceparent, **{"moorage.group": group}):
             outcome = await self._decider.decide(waiter.record, "", self._decider.based_on)
@@ -351,8 +352,8 @@ class WaitLoop:
         if attempt.phase == "Placed":
             self.waiting.drop(group)
         displaced = group in self._decider.ledger.displaced  # it keeps what it has, and the patcher says so
-        new = not displaced and (before is None or _summary(before) != _summary(attempt))
-        if new or attempt.phase == "Placed":
+        if (not displaced and is_news(waiter, attempt, self._now)) or attempt.phase == "Placed":
+            waiter.told, waiter.told_at = attempt, self._now
             await tell(self._bus, attempt, "")
         return not (waiter.attempt is attempt and waiter.silent)
 
@@ -371,12 +372,6 @@ class WaitLoop:
             self.waiting.drop(group)
         else:
             waiter.due = self._now + HINT_GRACE
-
-
-def _summary(attempt: Attempt) -> tuple[str, list[tuple[str, ...]]]:
-    """Returns the visible part of an attempt, to compare two of them."""
-    seen = [(r.code, r.app, r.consumer, r.need, str(r.clusters), r.needed, r.free, r.by) for r in attempt.reasons]
-    return attempt.phase, sorted(seen)
 
 
 class LeasedWaitLoop:

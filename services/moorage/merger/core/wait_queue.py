@@ -25,6 +25,8 @@ _SILENT = {"ControllerTimeout", "ControllerError"}
 class Waiter:
     record: Revision
     attempt: Attempt | None = None
+    told: Attempt | None = None  # the last that was published
+    told_at: float = 0.0
     due: float | None = None  # when it is decided again, whatever changed
     failures: int = 0  # tries in a row in which a required controller gave no answer
     outdated: int = 0  # tries in a row that answers from before the newest changes refused
@@ -158,6 +160,12 @@ class WaitQueue:
                 waiter.due = now
         if attempt.phase == "Failed":
             waiter.due, waiter.untested = None, False
+
+    def told(self, group: str, attempt: Attempt, now: float) -> None:
+        """Records that the reasons of a try were published."""
+        waiter = self.groups.get(group)
+        if waiter is not None and waiter.record.revision == attempt.revision:
+            waiter.told, waiter.told_at = attempt, now
 
     def postpone(self, groups: Iterable[str], until: float) -> None:
         for group in groups:
