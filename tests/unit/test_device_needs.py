@@ -15,7 +15,7 @@ from moorage.fit.asked_parts import Asked
 from moorage.fit.node_state import NodeState
 from moorage.intents.core import v2_normalize, validate
 from moorage.intents.core.resolve import resolve
-from moorage.intents.core.v2_requirements import device_need
+from moorage.intents.core.v2_requirements import whole_need
 from moorage.intents.core.validate import Accepted
 from moorage.model import v2_bodies
 from moorage.model.part_reports import DeviceReport, PropertyValue, Typed
@@ -200,9 +200,9 @@ def _requirement(resource: dict[str, Any], **spec: Any) -> Any:
 def test_requirements_of_v2_name_classes() -> None:
     body = _requirement({"class": "h100", "count": 2, "algorithm": "spread"}, weight=3)
     assert isinstance(body, v2_bodies.Requirement) and not body.spec.mandatory
-    assert device_need(body.spec.resource) == {"class": "h100", "count": 2, "algorithm": "spread"}
+    assert whole_need(body.spec.resource) == {"class": "h100", "count": 2, "algorithm": "spread"}
     body = _requirement({"one-of": [{"class": "h200"}, {"class": "h100", "count": 4}]})
-    found = device_need(msgspec.convert(msgspec.to_builtins(body), v2_bodies.Requirement).spec.resource)
+    found = whole_need(msgspec.convert(msgspec.to_builtins(body), v2_bodies.Requirement).spec.resource)
     assert found == {"oneOf": [{"class": "h200"}, {"class": "h100", "count": 4}]}
 
 

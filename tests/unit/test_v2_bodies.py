@@ -85,6 +85,20 @@ def test_every_spelling_of_a_label_is_stored_in_one_form(spec: dict[str, Any]) -
 
 
 @pytest.mark.parametrize(
+    "spec",
+    [
+        {"machine": "g/large", "window": "night", "maxRuntime": "2h"},
+        {"resource": {"machine": "g/large", "window": "night", "maxRuntime": "2h"}},
+        {"allocatable": True, "Resource": {"Machine": "g/large", "window": "night", "max-runtime": "2h"}},
+    ],
+)
+def test_every_spelling_of_a_machine_is_stored_in_one_form(spec: dict[str, Any]) -> None:
+    found = form("resource-requirements", need(**spec))["spec"]
+    resource = {"machine": "g/large", "window": "night", "maxRuntime": "2h"}
+    assert found == {"mandatory": True, "allocatable": True, "resource": resource}
+
+
+@pytest.mark.parametrize(
     ("spec", "violations"),
     [
         (
@@ -111,6 +125,15 @@ def test_every_spelling_of_a_label_is_stored_in_one_form(spec: dict[str, Any]) -
             {"spec.resource.requests": "InvalidQuantity"},
         ),
         ({"name": "nvidia.com/gpu", "requests": "1.5"}, {"spec.requests": "InvalidQuantity"}),
+        ({"resource": {"machine": "General"}}, {"spec.resource.machine": "InvalidName"}),
+        ({"resource": {"machine": ""}}, {"spec.resource.machine": "Required"}),
+        ({"machine": "g/large", "maxRuntime": "soon"}, {"spec.maxRuntime": "InvalidQuantity"}),
+        ({"machine": "g/large", "requests": 1}, {"spec.requests": "Contradiction"}),
+        ({"machine": "g/large", "one_of": []}, {"spec.one_of": "Contradiction"}),
+        ({"machine": "g/large", "weight": 3}, {"spec": "Contradiction"}),
+        ({"machine": "g/large", "mandatory": False}, {"spec": "Contradiction"}),
+        ({"machine": "g/large", "allocatable": False}, {"spec.machine": "Contradiction"}),
+        ({"name": "cpu", "requests": 1, "max-runtime": "2h"}, {"spec.max-runtime": "Contradiction"}),
     ],
 )
 def test_all_mistakes_in_a_requirement_are_listed(spec: dict[str, Any], violations: dict[str, str]) -> None:
@@ -338,6 +361,15 @@ BASE: dict[str, Any] = {
         "spec": {"allocatable": False, "name": "disk", "value": "ssd"}
     },
 }
+
+
+async def test_a_requirement_for_a_machine_puts_the_pod_into_one_of_its_slots() -> None:
+    consumer = "deployment-intent-groups/g/hpa-intents/h/hpa-resource-consumers/w"
+    slot = {"spec": {"resource": {"machine": "g/large", "window": "night", "maxRuntime": "2h"}}}
+    found = await composed({**BASE, f"{consumer}/resource-requirements/cpu": slot})
+    (shape,) = resolve(validate.application(found.document, GROUP)).apps[0].shapes
+    assert (shape.machine, shape.resources, shape.count) == ("g/large", {"machine:g/large@night": 1}, 2)
+    assert found.document["spec"]["apps"][0]["consumers"][0]["needs"][0]["maxRuntime"] == "2h"
 
 
 async def test_resources_are_composed_into_one_document() -> None:

@@ -154,8 +154,8 @@ class ClassChoice(Body, kw_only=True):
 
 
 class Amount(Body, kw_only=True):
-    """A need for the resource `name`, with requests, limits or both, for a node label with `key` and `value`, or for devices of a
-    resource class, or of one of several."""
+    """A need for the resource `name`, with requests, limits or both, for a node label with `key` and `value`, for devices of a
+    resource class, or of one of several, or for a slot of the `machine` GROUP/TYPE."""
 
     name: str = ""
     requests: int | float | str | None = None
@@ -169,6 +169,9 @@ class Amount(Body, kw_only=True):
     one_of: list[ClassChoice] = []
     capacity: dict[str, int | float | str] = {}
     algorithm: str = ""
+    machine: str = ""
+    window: str = ""
+    max_runtime: str = ""
 
 
 class RequirementSpec(msgspec.Struct, rename="camel", kw_only=True):

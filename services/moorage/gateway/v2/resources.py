@@ -13,6 +13,12 @@ from moorage.model.v2_resources import Path, ResourceTree, group_name, kind_of
 from ..read_model import ReadModel
 
 _any = msgspec.json.Decoder().decode
+#: Fields that needs and requirements for resources, devices and machines have in common.
+_OF_RESOURCES = (
+    *("requests", "limits", "units", "group"),
+    *("class", "count", "oneOf", "capacity", "algorithm"),
+    *("machine", "window", "maxRuntime"),
+)
 _PROJECTS, _APPS, _GROUPS = "projects", "composite-apps", "deployment-intent-groups"
 
 
@@ -218,6 +224,6 @@ def _requirement(need: dict[str, Any], number: int) -> dict[str, Any]:
     if need.get("label"):
         spec["resource"] = {"key": need["label"], "value": need.get("value", "")}
     else:
-        spec["resource"] = {"name": need.get("resource", "")}
-        spec["resource"] |= {k: need[k] for k in ("requests", "limits", "units") if need.get(k) not in (None, "")}
+        spec["resource"] = {"name": need["resource"]} if need.get("resource") else {}
+        spec["resource"] |= {k: need[k] for k in _OF_RESOURCES if need.get(k) not in (None, "", [], {})}
     return {"metadata": {"name": _need_name(need, number)}, "spec": spec}

@@ -18,7 +18,7 @@ from moorage.model.v2_resources import Path, Resource, ResourceTree, group_path
 
 from .diagnostics import Diagnostics
 from .v2_clouds import read_boundary
-from .v2_requirements import device_need
+from .v2_requirements import whole_need
 from .v2_rules import label_of
 from .v2_spelling import plain
 from .written_paths import WrittenPaths
@@ -242,8 +242,8 @@ def _need(name: str, spec: v2_bodies.RequirementSpec) -> dict[str, Any]:
     if spec.weight is not msgspec.UNSET:
         need["weight"] = spec.weight
     resource = spec.resource
-    if devices := device_need(resource):
-        need |= devices
+    if whole := whole_need(resource):
+        need |= whole
     elif spec.allocatable:
         need["resource"] = resource.name
         need |= {k: v for k in ("requests", "limits") if (v := getattr(resource, k)) is not None}

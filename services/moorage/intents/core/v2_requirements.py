@@ -17,6 +17,7 @@ from .v2_spelling import fields_of, plain, spelled
 from .written_paths import WrittenPaths
 
 _AMOUNT_FIELDS, _LABEL_FIELDS = ("requests", "limits", "units", "group"), ("key", "value")
+_MACHINE_FIELDS = ("window", "max_runtime")
 
 
 class _Body(v2_bodies.Body, kw_only=True):
@@ -43,6 +44,9 @@ class _Resource(v2_bodies.Body, kw_only=True):
     one_of: list[v2_bodies.ClassChoice] | None = None
     capacity: dict[str, int | float | str] | None = None
     algorithm: str | None = None
+    machine: str | None = None
+    window: str | None = None
+    max_runtime: str | None = None
 
 
 def requirement(data: dict[str, Any], diagnostics: Diagnostics, written: WrittenPaths) -> v2_bodies.Requirement:
@@ -102,6 +106,11 @@ def _amount(
 ) -> v2_bodies.Amount:
     if spec.weight is not None and not 1 <= spec.weight <= 10:
         diagnostics.error("spec.weight", "OutOfRange", "must be 1 to 10")
+    if resource.machine is not None:
+        return _machine(spec, resource, at, diagnostics, check=is_readable)
+    for field in _MACHINE_FIELDS:
+        if getattr(resource, field) is not None:
+            diagnostics.error(f"{at}.{_encoded(field)}", "Contradiction", "is only for machines")
     if resource.class_ or resource.one_of:
         return _devices(spec, resource, at, diagnostics, check=is_readable)
     amounts = [field for field in _AMOUNT_FIELDS if getattr(resource, field) is not None]
@@ -145,13 +154,42 @@ def _devices(spec: _Spec, resource: _Resource, at: str, diagnostics: Diagnostics
     if others:
         diagnostics.error(f"{at}.{others[0]}", "Contradiction", "belongs to a resource or a label, not to a class")
     elif check:
-        _check(msgspec.convert(device_need(found), Need), at, diagnostics)
+        _check(msgspec.convert(whole_need(found), Need), at, diagnostics)
     return found
 
 
-def device_need(amount: v2_bodies.Amount) -> dict[str, Any]:
-    """Returns the fields of the need for devices that a requirement states; none if it states another one."""
-    if not (amount.class_ or amount.one_of):
+def _machine(spec: _Spec, resource: _Resource, at: str, diagnostics: Diagnostics, *, check: bool) -> v2_bodies.Amount:
+    if spec.allocatable is False:
+        diagnostics.error(f"{at}.machine", "Contradiction", "is only for allocatable resources")
+    found = v2_bodies.Amount(
+        name=resource.name or "",
+        machine=resource.machine or "",
+        window=resource.window or "",
+        max_runtime=resource.max_runtime or "",
+    )
+    own = ("name", "machine", *_MACHINE_FIELDS)
+    others = [
+        field for field in _Resource.__struct_fields__ if field not in own and getattr(resource, field) is not None
+    ]
+    if not found.machine:
+        diagnostics.error(f"{at}.machine", "Required", "is required: the machine type, GROUP/TYPE")
+    elif others:
+        diagnostics.error(
+            f"{at}.{_encoded(others[0])}", "Contradiction", "belongs beside no machine: a slot has a size"
+        )
+    elif check:
+        need = msgspec.convert(whole_need(found), Need)
+        _check(msgspec.structs.replace(need, mandatory=spec.mandatory, weight=spec.weight), at, diagnostics)
+    return found
+
+
+def _encoded(field: str) -> str:
+    return next(f.encode_name for f in msgspec.structs.fields(_Resource) if f.name == field)
+
+
+def whole_need(amount: v2_bodies.Amount) -> dict[str, Any]:
+    """Returns the fields of the need for devices or for a machine that a requirement states; none if it states another one."""
+    if not (amount.class_ or amount.one_of or amount.machine):
         return {}
     fields: dict[str, Any] = msgspec.to_builtins(amount)
     return {key: value for key, value in fields.items() if key != "name"}

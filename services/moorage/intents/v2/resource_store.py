@@ -87,9 +87,11 @@ class ResourceStore:
             raise Refused(_by_application(parent))
 
     def _check_container(self, kind: ResourceKind, path: Path, body: Any) -> None:
-        """An allocatable resource belongs to a container, which the consumer above it names."""
+        """An allocatable resource belongs to a container, which the consumer above it names; a slot is the whole pod's."""
         consumer = self.tree.get(kind.parent(path))
         if kind.body is not v2_bodies.Requirement or not body.spec.allocatable or consumer is None:
+            return
+        if body.spec.resource.machine:
             return
         if not _consumer.decode(consumer.value.body).spec.container:
             message = "an allocatable resource belongs to a container, and the consumer names none"
