@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 import ssl
@@ -11,9 +12,9 @@ import sys
 import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from urllib.parse import quote
 
 import msgspec
@@ -158,13 +159,14 @@ class MachinesProcess:
         self.start()
 
     def start(self) -> None:
-        plane = self._cluster.plane
-        kubeconfig = str(self._cluster.kubeconfig)
-        command = [sys.executable, "-m", "moorage.cli", "machines", "--kubeconfig", kubeconfig, *self._options]
+        plane, command = self._cluster.plane, [sys.executable, *self.command(str(self._cluster.kubeconfig))]
         descriptor, name = tempfile.mkstemp(prefix="machines-", suffix=".log", dir=plane.directory)
         self.log = Path(name)
         with os.fdopen(descriptor, "ab") as out:
             self.process = subprocess.Popen(command, env={**os.environ, **self._environment}, stdout=out, stderr=out)
+
+    def command(self, kubeconfig: str) -> list[str]:
+        return ["-m", "moorage.cli", "machines", "--kubeconfig", kubeconfig, *self._options]
 
     def is_ready(self) -> bool:
         """Returns whether it has said so."""
@@ -179,3 +181,67 @@ class MachinesProcess:
     def remove(self) -> None:
         if self.process.poll() is None:
             self.stop()
+
+
+_REPLICA = """
+import asyncio, sys
+from moorage.machines.worker import main
+kubeconfig, listen, url = sys.argv[1:]
+asyncio.run(main(kubeconfig=kubeconfig, listen=listen, url=url, ready=lambda at: print(f"ready {at}", flush=True)))
+"""
+
+
+class Replica(MachinesProcess):
+    """One of several processes behind one address, as those of a Deployment are behind a Service."""
+
+    def __init__(self, cluster: MachineCluster, listen: str, url: str, **environment: str) -> None:
+        self._listen, self._url = listen, url
+        super().__init__(cluster, **environment)
+
+    def command(self, kubeconfig: str) -> list[str]:
+        return ["-c", _REPLICA, kubeconfig, self._listen, self._url]
+
+
+class Balancer:
+    """Hands each new connection to the next of several ports, as a Service does. `connections` counts them by port."""
+
+    def __init__(self, ports: Sequence[int]) -> None:
+        self.connections = dict.fromkeys(ports, 0)
+        self._turn = itertools.cycle(ports)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
+        host, port = self._server.sockets[0].getsockname()[:2]
+        self.url = f"https://{host}:{port}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        port = next(self._turn)
+        self.connections[port] += 1
+        try:
+            there, back = await asyncio.open_connection("127.0.0.1", port)
+        except OSError:
+            writer.close()
+            return
+        for source, sink in ((reader, back), (there, writer)):
+            task = asyncio.create_task(_copy(source, sink))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+
+async def _copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    try:
+        while data := await source.read(1 << 16):
+            sink.write(data)
+            await sink.drain()
+    except ConnectionError:
+        pass
+    finally:
+        sink.close()

@@ -21,10 +21,11 @@ from moorage.podspec import pinned_node
 from moorage_testkit.agent_process import AgentProcess
 from moorage_testkit.control_plane import ControlPlane
 from moorage_testkit.failpoints import Failpoints
-from moorage_testkit.machine_cluster import MachineCluster, MachinesProcess, Refused
+from moorage_testkit.machine_cluster import Balancer, MachineCluster, MachinesProcess, Refused, Replica
 from moorage_testkit.machines import machine
 from moorage_testkit.mesh import Mesh
 from moorage_testkit.polling import wait_until
+from moorage_testkit.servers import free_port
 
 from .conftest import settled
 
@@ -273,6 +274,58 @@ async def test_certificates_are_renewed_without_a_refused_request(cluster: Machi
         assert len(seen) == 2 and asked > 20, "300 times on a quiet machine"
     finally:
         process.remove()
+
+
+@pytest.mark.long
+async def test_two_replicas_renew_their_certificates_under_load_without_a_refused_request(
+    cluster: MachineCluster,
+) -> None:
+    """Behind one address, as a Deployment behind its Service. All connections before and after are made with the CA of that moment."""
+    await installed(cluster)
+    ports = [free_port(), free_port()]
+    refusals: list[str] = []
+    asked = 0
+    done = asyncio.Event()
+
+    async def ask(number: int) -> None:
+        nonlocal asked
+        while not done.is_set():
+            try:
+                await asyncio.to_thread(
+                    cluster.pod, TEAM, f"probe-{number}", {MACHINE_TYPE: "none"}, query="?dryRun=All"
+                )
+            except Refused as refused:
+                asked += 1
+                if "MachineUnknown" not in refused.message:  # nobody answered
+                    refusals.append(refused.message)
+
+    def keys() -> dict[str, str]:
+        found: dict[str, str] = cluster.call("GET", f"/api/v1/namespaces/{NAMESPACE}/secrets/moorage-machines-tls")[
+            "data"
+        ]
+        return found
+
+    async with Balancer(ports) as balancer:
+        replicas = [
+            Replica(cluster, f"127.0.0.1:{port}", balancer.url, MOORAGE_CERTIFICATE_DAYS="0.0005") for port in ports
+        ]
+        try:
+            for replica in replicas:
+                await settled(replica.is_ready, 40, "it is ready")
+            first = keys()["tls.crt"]
+            asking = [asyncio.create_task(ask(number)) for number in range(4)]
+            await settled(lambda: keys()["tls.crt"] != first, 60, "another certificate is served")
+            before = dict(balancer.connections)
+            await settled(lambda: "previous-ca.crt" not in keys(), 60, "the CA before is not trusted any more")
+            served = asked
+            await settled(lambda: asked > served + 50, 30, "requests go on")
+            done.set()
+            await asyncio.gather(*asking)
+        finally:
+            for replica in replicas:
+                replica.remove()
+    assert not refusals, f"{len(refusals)} of {asked} requests: {refusals[0]}"
+    assert all(balancer.connections[port] > before[port] for port in ports), "both serve the new certificate"
 
 
 async def nothing(_api: Api) -> None:

@@ -98,6 +98,7 @@ class MachinesWorker:
         self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._keys: certificates.Keys | None = None
         self._served: certificates.Pair | None = None
+        self._trusted = b""  # the CAs that hooks trust since this process wrote them last
         self._changed = asyncio.Event()
         self._requests: Requests | None = None
         self._hooks: Hooks | None = None
@@ -291,7 +292,8 @@ class MachinesWorker:
         wanted = keys
         if keys is None:
             wanted = certificates.Keys(certificates.issue(self._names, now, lifetime)) if make else None
-        elif self._leading:
+        elif self._leading and self._trusted == keys.bundle:
+            # A certificate is served only once its CA is in the hooks, however long the API server took to store them.
             wanted = certificates.advance(keys, self._names, now, lifetime)
         if wanted is not None and wanted != keys:
             body = {**secret, "data": certificates.to_secret(wanted)}
@@ -322,8 +324,9 @@ class MachinesWorker:
 
     async def _write_hooks_once(self) -> None:
         assert self._keys is not None
+        bundle = self._keys.bundle
         for configuration in (hook_configurations.mutating(self._url), hook_configurations.validating(self._url)):
-            wanted = hook_configurations.with_bundle(configuration, self._keys.bundle)
+            wanted = hook_configurations.with_bundle(configuration, bundle)
             path = f"{hook_configurations.paths()[configuration['kind']]}/{hook_configurations.NAME}"
             found = await self.api.get(path)
             if found is None:
@@ -335,6 +338,7 @@ class MachinesWorker:
             await self.api.call(
                 "PATCH", path, body=msgspec.json.encode(patch), content_type="application/merge-patch+json"
             )
+        self._trusted = bundle
         self._announced.set()
 
     async def _note_hooks(self) -> None:
@@ -356,7 +360,7 @@ class MachinesWorker:
                     return tasks.create_task(coro)
 
                 self._requests = Requests(self.api, term, self._identity, self._metrics.writes, self._done, spawn)
-                self._leading = True
+                self._leading, self._trusted = True, b""
                 self._state.start_term()
                 await self._other.look()
                 async for attempt in until_done((ApiError, Unreachable), first=0.2):
