@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from moorage_testkit.http_client import HttpClient
 from moorage_testkit.mesh import Mesh
 from moorage_testkit.polling import until
 
@@ -338,4 +339,74 @@ async def test_an_update_and_a_rollback_of_pods_in_slots_run_through(mesh: Mesh)
     assert mesh.run("rollback", "rolled").returncode == 0
     await until(lambda: len(guests()) == 2 and not guests() & updated, what="they are replaced again")
     remove(mesh, "rolled")
+    await until(lambda: reserved(mesh))
+
+
+def daemon_set(name: str, *, tolerates: bool = False) -> dict[str, Any]:
+    document = application(name, 1)
+    (app,) = document["spec"]["apps"]
+    (manifest,) = app["manifests"]
+    manifest["kind"] = app["consumers"][0]["object"]["kind"] = "DaemonSet"
+    del manifest["spec"]["replicas"]
+    if tolerates:
+        manifest["spec"]["template"]["spec"]["tolerations"] = [{"operator": "Exists"}]
+    return document
+
+
+@pytest.mark.parametrize("tolerates", [False, True])
+async def test_a_daemon_set_has_a_slot_on_each_node_of_its_machine(mesh: Mesh, tolerates: bool) -> None:
+    """Kubernetes would make no pods for the nodes of the pool, whose taints its manifest does not tolerate, and, if it did tolerate them,
+    some for nodes without slots."""
+    await until(lambda: reserved(mesh))
+    name = f"everywhere-{tolerates}".lower()
+    mesh.http("/v1/apply", daemon_set(name, tolerates=tolerates))
+    await until(lambda: phase(mesh, name) == "Running")
+    (cluster,) = mesh.http(f"/v1/groups/default/{name}/v1/default")["apps"]["web"]["clusters"]
+
+    def used() -> list[tuple[str, str, str]]:
+        return sorted((g["cluster"], g["node"], g["state"]) for g in mesh.http("/v1/guests")["items"])
+
+    await until(lambda: used() == [(cluster, "n-0", "used"), (cluster, "n-1", "used")])
+    await until(lambda: slots(mesh)[cluster, "used"] == 2)
+    remove(mesh, name)
+    await until(lambda: reserved(mesh))
+
+
+async def test_a_requirement_of_v2_is_a_slot(mesh: Mesh) -> None:
+    await until(lambda: reserved(mesh))
+    rest = HttpClient(mesh)
+    manifest = application("web", 3)["spec"]["apps"][0]["manifests"]
+    apps = "/projects/emco/composite-apps"
+    group = f"{apps}/shop/v1/deployment-intent-groups/dig"
+    consumers = f"{group}/hpa-intents/slots/hpa-resource-consumers"
+    rest.must(201, "POST", "/projects", {"metadata": {"name": "emco"}})
+    rest.must(201, "POST", apps, {"metadata": {"name": "shop"}, "spec": {"compositeAppVersion": "v1"}})
+    rest.must(201, "POST", f"{apps}/shop/v1/apps", {"metadata": {"name": "web"}, "spec": {"manifests": manifest}})
+    rest.must(201, "POST", group.rpartition("/")[0], {"metadata": {"name": "dig"}, "spec": {"version": "r1"}})
+    rest.must(201, "POST", f"{group}/hpa-intents", {"metadata": {"name": "slots"}, "spec": {"app": "web"}})
+    pods = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "web"}
+    rest.must(201, "POST", consumers, {"metadata": {"name": "web"}, "spec": pods})
+    slot = {"resource": {"machine": "general/large", "maxRuntime": "2h"}}
+    needs = f"{consumers}/web/resource-requirements"
+    wrong = {"metadata": {"name": "slot"}, "spec": {"resource": {"machine": "general/large", "requests": 1}}}
+    assert rest("POST", needs, wrong).code == "Invalid"
+    made = rest.must(201, "POST", needs, {"metadata": {"name": "slot"}, "spec": slot})
+    assert made["spec"] == {"mandatory": True, "allocatable": True, **slot}
+    rest.must(202, "POST", group + "/approve")
+    rest.must(202, "POST", group + "/instantiate")
+    rest.until(group + "/status", lambda status: status["phase"] == "Running")
+    guest = ("used", "emco/shop/v1/dig")
+    await until(lambda: [(g["state"], g["group"]) for g in mesh.http("/v1/guests")["items"]] == [guest] * 3)
+    rest.must(202, "POST", group + "/terminate")
+    await until(lambda: reserved(mesh))
+
+
+async def test_a_need_for_a_slot_is_shown_by_v2(mesh: Mesh) -> None:
+    await until(lambda: reserved(mesh))
+    mesh.http("/v1/apply", application("seen", 1))
+    group = "/projects/default/composite-apps/seen/v1/deployment-intent-groups/default"
+    (consumer,) = HttpClient(mesh).must(200, "GET", f"{group}/hpa-intents/web/hpa-resource-consumers")
+    (need,) = consumer["spec"]["resourceRequirements"]
+    assert need["spec"] == {"mandatory": True, "allocatable": True, "resource": {"machine": "general/large"}}
+    remove(mesh, "seen")
     await until(lambda: reserved(mesh))

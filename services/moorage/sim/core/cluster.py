@@ -484,7 +484,7 @@ class SimulatedCluster:
             if made is None:
                 self._delete(pod)
             else:
-                pod.need = read_pod(made)
+                pod.need = read_pod(made)._replace(node_name=pod.need.node_name, tolerations=pod.need.tolerations)
                 self._mark_changed(pod)
 
     def _reconcile(self, now: float) -> None:

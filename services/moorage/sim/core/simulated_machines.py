@@ -18,6 +18,7 @@ from moorage.machine_groups.reports import MeshReports
 from moorage.machine_groups.written import document_of
 from moorage.model.machines import MachinesSync, MachinesSynced
 from moorage.model.object_names import NAMESPACE
+from moorage.podspec import pinned_to
 from moorage.podspec.json_patch import merge_patch
 
 from .cluster_spec import HOSTNAME, ClusterSpec
@@ -105,13 +106,19 @@ class SimulatedMachines:
         else:
             pod = found.pod
         self._keep(pod)
-        return read_pod(pod)
+        admitted = read_pod(pod)
+        # What the controller of DaemonSets adds to a pod is no part of the template.
+        tolerations = tuple(dict.fromkeys([*admitted.tolerations, *need.tolerations]))
+        return admitted._replace(node_name=need.node_name, tolerations=tolerations)
 
     def _as_object(
         self, uid: str, name: str, template: Mapping[str, Any], need: PodNeed, owner: str, now: float
     ) -> Object:
         meta = template.get("metadata") or {}
         kind, _, of = owner.partition("/")
+        spec = dict(template.get("spec") or {})
+        if kind == "DaemonSet":
+            spec = pinned_to(spec, need.node_name)
         return {
             "metadata": {
                 "name": name,
@@ -122,7 +129,7 @@ class SimulatedMachines:
                 "creationTimestamp": datetime.fromtimestamp(now, UTC).isoformat(timespec="seconds"),
                 "ownerReferences": [{"kind": kind, "name": of, "controller": True}],
             },
-            "spec": dict(template.get("spec") or {}),
+            "spec": spec,
             "status": {},
         }
 
