@@ -177,9 +177,33 @@ def check(found: Fleet, available: int) -> None:
     assert Counter(seen) == {"late": 12, "racer": 1}
 
 
+def check_daemon_set(found: Fleet) -> None:
+    """Its pods come for the tainted Node of its machine, and for no other."""
+    (cluster,) = found.clusters
+    cluster.plane.node("edge-plain", allocatable={"cpu": "8", "memory": "32Gi"})
+    until(lambda: len(found.mesh.http("/v1/nodes")["items"]) == 2, 60, "the other Node is known")
+    wanted = application("everywhere", 1)
+    (app,) = wanted["spec"]["apps"]
+    (manifest,) = app["manifests"]
+    manifest["kind"] = app["consumers"][0]["object"]["kind"] = "DaemonSet"
+    del manifest["spec"]["replicas"]
+    found.apply(wanted)
+
+    def pods() -> list[str]:
+        listed = cluster.call("GET", "/api/v1/pods?labelSelector=app%3Deverywhere")["items"]
+        return [pod["spec"].get("nodeName", "") for pod in listed]
+
+    until(lambda: pods() == ["edge-n0"], 60, "its guest runs")
+    group = "/v1/groups/default/everywhere/v1/default"
+    until(lambda: found.mesh.http(group)["phase"] == "Running", 60, "it is ready")
+    status = cluster.call("GET", "/apis/apps/v1/namespaces/default/daemonsets/everywhere")["status"]
+    assert status["desiredNumberScheduled"] == 1
+
+
 def test_guests_and_an_application_race_for_the_last_slot_of_a_machine_of_the_mesh() -> None:
     with fleet("edge") as found:
         check(found, 2)
+        check_daemon_set(found)
 
 
 @pytest.mark.long
