@@ -95,6 +95,8 @@ def test_usages_are_shown_to_readers_of_the_project(url: str, tokens: dict[str, 
     given = {"X-Auth-Token": tokens["bound"]}
     assert ask(url, "GET", "/usages?project_id=red", **given)[0] == 200
     assert ask(url, "GET", "/usages?project_id=blue", **given)[0] == 403
+    assert ask(url, "GET", "/usages?project_id=red&project_id=blue", **given)[0] == 403
+    assert ask(url, "GET", "/usages?project_id=blue&project_id=red", **given)[0] == 200
 
 
 def test_changes_leave_audit_events(url: str, example: Mesh, tokens: dict[str, str]) -> None:

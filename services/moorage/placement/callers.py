@@ -16,6 +16,11 @@ CallerOf = Callable[[web.Request], Caller]
 _ALL = frozenset({"admin", "service", "member", "reader"})
 
 
+def project_of(request: web.Request) -> str:
+    """Returns the project that a request asks about. Given several times, the last one counts, as it does for operations."""
+    return request.query.getall("project_id", [""])[-1]
+
+
 def by_token(tokens: TokenReader, administrator: str) -> CallerOf:
     """Callers present an access token as `X-Auth-Token` or as a bearer token."""
 
@@ -32,7 +37,7 @@ def by_token(tokens: TokenReader, administrator: str) -> CallerOf:
             roles |= {"admin", "service"}
         elif who.role == "editor" and not who.projects:
             roles |= {"service"}
-        asked = request.query.get("project_id", "")
+        asked = project_of(request)
         project = asked if who.sees(asked) else ""
         return Caller(who.name, project, frozenset(roles))
 

@@ -19,6 +19,7 @@ from aiohttp import web
 from moorage.model.auth import Audit
 from moorage.web import AuditWriter, callers
 
+from .callers import project_of
 from .core import errors
 from .core.call import Answer, Call, LongBody
 from .core.errors import Refused
@@ -139,7 +140,7 @@ class PlacementApi:
             raise Refused(400, "content-type header required when content-length > 0")
         _check_media(request, route)
         if route.rule:
-            target = {"project_id": request.query.get("project_id", "")}
+            target = {"project_id": project_of(request)}
             if request["caller"].system or not self._policy.allows(route.rule, request["caller"], target):
                 raise Refused(403, f"Policy does not allow {route.rule} to be performed.")
         start = random.random() if self._randomize else 0.0
