@@ -174,6 +174,9 @@ async def test_no_request_holds_the_loop_for_long(open_mergers: OpenMergers, mon
                 await request("all candidates in zones", pair.format("FPGA"))
                 await request("all candidates of nodes", pair.format("CUSTOM_CARD"))
                 await request("explanation", "/allocation_candidates/explain?resources=VCPU:200")
+                many_groups = "&".join(f"resources_{number}=FPGA:1" for number in range(64))
+                await request("no candidates of many groups", f"/allocation_candidates?{many_groups}")
+                await request("explanation of many groups", f"/allocation_candidates/explain?{many_groups}")
 
                 consumers: dict[str, dict[str, Any]] = {
                     str(uuid.uuid4()): {

@@ -6,7 +6,7 @@ that are alike together.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -98,11 +98,11 @@ def candidate_rounds(
     forest: Forest, request: Request, budget: Budget, one_part_a_tree: bool = False, start: float = 0.0
 ) -> Iterator[Round | None]:
     """Yields candidates of many trees at a time, otherwise as `candidates_in_steps`."""
-    choices = _choices(forest, request)
+    choices = yield from _choices(forest, request)
     if choices is None:
         return
     serving = forest.sharing_with() if any(choice.shared for choice in choices) else {}
-    anchors = _anchors(forest, request, choices, serving)
+    anchors = yield from _anchors(forest, request, choices, serving)
     if not len(anchors):
         return
     anchors = np.roll(anchors, -int(start * len(anchors)))
@@ -162,6 +162,8 @@ def _alike_together(solver: _Solver, anchors: Rows, one_part_a_tree: bool) -> It
             if len(trees):
                 yield Round(trees, which, [kind.pattern or _NO_PATTERN for kind in of])
                 again.append((trees, which, of))
+            else:
+                yield None
         if not again:
             return
         chunks = again
@@ -207,7 +209,7 @@ class _Kind:
                 return
 
 
-def _choices(forest: Forest, request: Request) -> list[_Choice] | None:
+def _choices(forest: Forest, request: Request) -> Generator[None, None, list[_Choice] | None]:
     found: list[_Choice] = []
     sharing = forest.sharing()
     known: dict[object, Rows] = {}
@@ -225,6 +227,7 @@ def _choices(forest: Forest, request: Request) -> list[_Choice] | None:
                 rows = _rows_with(forest, resources)
                 rows = rows[_conditions(forest, group, rows, spread=suffix == NAMELESS)]
                 known[asked] = rows[forest.root[rows] == tree] if tree is not None else rows
+                yield
             rows = known[asked]
             if not len(rows):
                 return None
@@ -296,7 +299,9 @@ def _is_member(forest: Forest, group: Group, row: int) -> bool:
     return bool(_members(forest, group.member_of)[forest.aggregate_set[row]])
 
 
-def _anchors(forest: Forest, request: Request, choices: list[_Choice], serving: Mapping[int, set[int]]) -> Rows:
+def _anchors(
+    forest: Forest, request: Request, choices: list[_Choice], serving: Mapping[int, set[int]]
+) -> Generator[None, None, Rows]:
     """Returns the roots of the trees where each choice has a part at least."""
     n = forest.n
     mask = (forest.root[:n] == np.arange(n)) & ~forest.disabled[:n]
@@ -319,6 +324,7 @@ def _anchors(forest: Forest, request: Request, choices: list[_Choice], serving: 
         for served in {id(served): served for served in map(serving.__getitem__, choice.shared)}.values():
             here[list(served)] = True
         mask &= here
+        yield
     if nameless is not None and not nameless.resources:
         mask &= _meets_in_one_part(forest, nameless)
     return np.flatnonzero(mask)

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from . import inventories, schemas
-from .call import Answer, Call, finished
+from .call import Answer, Call, LongBody, finished
 from .errors import (
     CONCURRENT_UPDATE,
     INVENTORY_IN_USE,
@@ -27,6 +27,8 @@ INCOMPLETE = "00000000-0000-0000-0000-000000000000"
 UNKNOWN_TYPE = "unknown"
 #: Consumers, or providers, that are handled between two steps of a large change.
 _SLICE = 100
+#: Consumers that are shown between two steps of a long answer.
+_SHOWN = 1000
 
 
 class _Invalid(Exception):
@@ -59,18 +61,28 @@ def of_consumer(call: Call) -> Answer:
     return Answer(body=body, modified=consumer.updated or call.now)
 
 
-def of_provider(call: Call) -> Answer:
+def of_provider(call: Call) -> Generator[None, None, Answer]:
+    """Makes the answer in steps: one that shares with other trees may have very many consumers."""
     wanted = call.path["uuid"]
     if not call.state.has(wanted):
         raise not_found(f"Resource provider '{wanted}' not found: No resource provider with uuid {wanted} found")
     holders = call.state.consumers_of(wanted)
-    shown: dict[str, Any] = {}
-    for consumer in holders:
-        shown[consumer.uuid] = {"resources": consumer.allocations[wanted]}
-        if call.version >= 28:
-            shown[consumer.uuid]["consumer_generation"] = consumer.generation
-    body = {"allocations": shown, "resource_provider_generation": call.state.generation(wanted)}
-    return Answer(body=body, modified=max((c.updated for c in holders), default=0) or call.now)
+    generation = call.state.generation(wanted)
+    pieces: list[bytes] = []
+    newest = 0.0
+    for begin in range(0, len(holders), _SHOWN):
+        shown: dict[str, dict[str, Any]] = {}
+        for consumer in holders[begin : begin + _SHOWN]:
+            newest = max(newest, consumer.updated)
+            shown[consumer.uuid] = {"resources": consumer.allocations[wanted]}
+            if call.version >= 28:
+                shown[consumer.uuid]["consumer_generation"] = consumer.generation
+        pieces.append(b"," + msgspec.json.encode(shown)[1:-1])
+        yield
+    if pieces:
+        pieces[0] = pieces[0][1:]
+    end = b'},"resource_provider_generation":%d}' % generation
+    return Answer(body=LongBody([b'{"allocations":{', *pieces, end]), modified=newest or call.now)
 
 
 # -- writing ------------------------------------------------------------------------------------------------------

@@ -68,9 +68,11 @@ class CandidateText:
                     yield
             finish()
             return pieces
+        yield
         roots = np.unique(forest.root[rows])
-        ends = np.flatnonzero(np.diff(forest.block[roots])) + 1
-        for of_block in np.split(roots, ends):
+        gathered = 0
+        for begin, end in _runs(forest.block[roots]):
+            of_block = roots[begin:end]
             found = None
             cid = cluster_of(int(forest.block[of_block[0]])) if len(of_block) >= MANY else None
             if cid is not None:
@@ -82,14 +84,15 @@ class CandidateText:
                     finish()
                     yield
                 continue
-            for number, root in enumerate(of_block.tolist(), 1):
+            for root in of_block.tolist():
                 known = state.kept_summaries(root)
                 if known is None:
                     known = state.tree_summaries(root)
                     made += int(forest.leave[root]) - root
                 texts.append(known)
-                if made >= _SLICE or number % _TREES == 0:
-                    made = 0
+                gathered += 1
+                if made >= _SLICE or gathered == _TREES:
+                    made = gathered = 0
                     finish()
                     yield
         finish()
@@ -127,7 +130,7 @@ def _json(amounts: Any) -> str:
     return msgspec.json.encode(amounts).decode()
 
 
-def _runs(numbers: NDArray[np.intp]) -> list[tuple[int, int]]:
+def _runs(numbers: NDArray[np.int64]) -> list[tuple[int, int]]:
     """Returns begin and end of the runs of equal numbers."""
     ends = [*(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(numbers)]
     return list(zip([0, *ends], ends, strict=False)) if len(numbers) else []

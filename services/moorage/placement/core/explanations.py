@@ -45,11 +45,14 @@ def explained(call: Call) -> Generator[None, None, Answer]:
         if candidate is None or not found % 200:
             yield
     search = _Explanation(call.state, request, call.version < 29)
-    groups = [counts for suffix, group in request.groups.items() for counts in search.counts(suffix, group)]
-    yield
+    groups: list[GroupExplained] = []
+    for suffix, group in request.groups.items():
+        for counts in search.counts(suffix, group):
+            groups.append(counts)
+            yield
     reasons: list[Reason] = []
     if not found:
-        reasons = search.of_groups()
+        reasons = yield from search.of_groups()
         if not reasons and budget.spent:
             reasons = [_reason("SearchBound", "the search ended at its bound; there may be candidates")]
         elif not reasons:
@@ -79,7 +82,7 @@ class _Explanation:
                 with_room=room,
             )
 
-    def of_groups(self) -> list[Reason]:
+    def of_groups(self) -> Generator[None, None, list[Reason]]:
         """Returns a reason for each group that no provider meets by itself."""
         found = []
         for suffix, group in self._request.groups.items():
@@ -90,6 +93,7 @@ class _Explanation:
                         found.append(self._failing(suffix, group, resources, what, before))
                         break
                     before = rows
+                yield
         return found
 
     def _narrowed(self, suffix: str, group: Group, resources: Mapping[str, int]) -> Iterator[tuple[str, Rows]]:
@@ -101,7 +105,7 @@ class _Explanation:
         for name in resources:
             columns = forest.classes.get(name)
             offering = columns.row[columns.row >= 0] if columns is not None else np.empty(0, np.int64)
-            rows = np.intersect1d(rows, offering)
+            rows = rows[self._marked(offering)[rows]]
         yield "offers " + ", ".join(resources) if resources else "exists", rows
         required = () if spread else group.required
         traits = forest.traits.where(
@@ -117,8 +121,14 @@ class _Explanation:
             rows = rows[forest.root[rows] == (forest.root[at] if at is not None else -2)]
         yield f"is in the tree of {group.in_tree}", rows
         for name, amount in resources.items():
-            rows = np.intersect1d(rows, forest.classes[name].with_room(amount)) if len(rows) else rows
+            rows = rows[self._marked(forest.classes[name].with_room(amount))[rows]] if len(rows) else rows
         yield "has room", rows
+
+    def _marked(self, rows: Rows) -> NDArray[np.bool_]:
+        """Tells of each row whether it is one of these."""
+        found = np.zeros(self._forest.n, np.bool_)
+        found[rows] = True
+        return found
 
     def _members(self, rows: Rows, group: Group, spread: bool) -> NDArray[np.bool_]:
         """Aggregates of a root span its tree for the group without a suffix."""
@@ -198,7 +208,10 @@ class _Explanation:
                 continue
             asked = ", ".join(f"{amount} {name}" for name, amount in group.resources.items())
             others = ", ".join(s or "the group without a suffix" for s, _ in groups[: count - 1])
-            roots = {s: self._roots(s, g) for s, g in groups[:count]}
+            roots: dict[str, int] = {}
+            for s, g in groups[:count]:
+                roots[s] = self._roots(s, g)
+                yield
             text = ", ".join(f"{s or 'the group without a suffix'} in {n}" for s, n in roots.items())
             text = f"no tree has room for {asked} of {suffix or 'the group without a suffix'} beside {others} (trees: {text})"
             if count == 1:
@@ -212,12 +225,11 @@ class _Explanation:
 
     def _roots(self, suffix: str, group: Group) -> int:
         """Returns how many trees have what a group asks."""
-        found: set[int] | None = None
+        found = np.ones(self._forest.n, np.bool_)
         for resources in _parts(suffix, group):
             *_, (_, rows) = self._narrowed(suffix, group, resources)
-            here = set(np.unique(self._forest.root[rows]).tolist())
-            found = here if found is None else found & here
-        return len(found or ())
+            found &= self._marked(self._forest.root[rows])
+        return int(np.count_nonzero(found))
 
     def _first(self, request: Request) -> Generator[None, None, Candidate | None]:
         for found in candidates_in_steps(self._forest, request, Budget(_STEPS), self._one_part_a_tree):

@@ -114,39 +114,37 @@ class _Filter:
 
     def made(self) -> Generator[None, None, list[Provider]]:
         state = self.state
-        root = state.root_of(self.tree) if self.tree in state.providers else None
-        having = [{state.forest.ids[row] for row in self._with_room(*asked)} for asked in self.resources.items()]
+        tree = None
+        if self.tree is not None:
+            tree = set(state.subtree(state.root_of(self.tree))) if self.tree in state.providers else set[str]()
+        having = [self._with_room(*asked) for asked in self.resources.items()]
         yield
         found: list[Provider] = []
-        providers = iter(self._those_of(root))
+        providers = iter(list(state.providers.values()) if tree is None or tree else ())
+        row_of = state.forest.rows
         while some := list(islice(providers, _LOOKED_AT)):
             found += [
                 p
                 for p in some
-                if (not self.name or p.name == self.name)
+                if (tree is None or p.uuid in tree)
+                and (not self.name or p.name == self.name)
                 and (not self.uuid or p.uuid == self.uuid)
                 and (self.traits == _NO_TRAITS or _meets(self.traits, set(p.traits)))
                 and (self.aggregates == _NO_AGGREGATES or _meets(self.aggregates, set(p.aggregates)))
-                and all(p.uuid in uuids for uuids in having)
+                and all(has_room[row_of[p.uuid]] for has_room in having)
             ]
             yield
         return found
 
-    def _those_of(self, root: str | None) -> Iterable[Provider]:
-        """Returns the made providers, in the order in which they were made: of a tree if one is asked."""
-        state = self.state
-        if self.tree is None:
-            return list(state.providers.values())
-        if root is None:
-            return ()
-        tree = set(state.subtree(root))
-        return [provider for uuid, provider in state.providers.items() if uuid in tree]
-
-    def _with_room(self, name: str, amount: int) -> list[int]:
+    def _with_room(self, name: str, amount: int) -> NDArray[np.bool_]:
+        """Tells of each row whether so much can be taken of it."""
         columns = self.state.forest.classes.get(name)
-        return columns.with_room(amount).tolist() if columns is not None else []
+        found = np.zeros(self.state.forest.n, np.bool_)
+        if columns is not None:
+            found[columns.with_room(amount)] = True
+        return found
 
-    def reported(self) -> list[str]:
+    def reported(self) -> Iterable[str]:
         """Returns the uuids of nodes and parts; of those that are gone and shown, too."""
         state, forest = self.state, self.state.forest
         named = state.named(self.name) if self.name else None
@@ -168,7 +166,8 @@ class _Filter:
         else:
             rows = np.flatnonzero((forest.block[: forest.n] < 0) & (forest.root[: forest.n] >= 0))
             gone = state.missing(None)
-        return [forest.ids[row] for row in self._meeting(rows)] + (gone if not self._has_conditions else [])
+        those = (forest.ids[row] for row in self._meeting(rows))
+        return chain(those, gone if not self._has_conditions else ())
 
     @property
     def _has_conditions(self) -> bool:
@@ -184,7 +183,7 @@ class _Filter:
                 meets = table.where(("list", *asked), lambda names, asked=asked: _meets(asked, names))  # type: ignore[misc]
                 rows = rows[meets[numbers[rows]]]
         for name, amount in self.resources.items():
-            rows = rows[np.isin(rows, np.array(self._with_room(name, amount), np.int64))]
+            rows = rows[self._with_room(name, amount)[rows]]
         found: list[int] = rows.tolist()
         return found
 
@@ -205,6 +204,10 @@ def listed(call: Call) -> Generator[None, None, Answer]:
     reported = wanted.reported()
     yield
     pieces: list[bytes] = []
+    newest = 0.0  # of the made ones
+    for begin in range(0, len(made), _LOOKED_AT):
+        newest = max(newest, max(provider.updated for provider in made[begin : begin + _LOOKED_AT]))
+        yield
     found = chain(made, map(call.state.brief, reported))
     while some := list(islice(found, _SLICE)):
         pieces.append(msgspec.json.encode([shown(call, provider) for provider in some])[1:-1] + b",")
@@ -212,7 +215,7 @@ def listed(call: Call) -> Generator[None, None, Answer]:
     if pieces:
         pieces[-1] = pieces[-1][:-1]
     body = LongBody([b'{"resource_providers":[', *pieces, b"]}"])
-    return Answer(body=body, modified=max((p.updated for p in made), default=call.now))
+    return Answer(body=body, modified=newest or call.now)
 
 
 def update(call: Call) -> Answer:

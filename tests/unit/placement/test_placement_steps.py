@@ -1,0 +1,114 @@
+"""Answers about many providers and consumers are made in steps, between which others are served."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Generator
+from typing import Any, cast
+from urllib.parse import parse_qsl
+
+import msgspec
+import pytest
+
+from moorage.model.allocations import Consumer, ConsumerWrite, InventoryRecord
+from moorage.placement.core.call import Answer, Call, LongBody
+from moorage.placement.core.records import Change, Provider
+from moorage.placement.core.routes import ROUTES
+from moorage.placement.core.state import State
+
+HOSTS = 6_000
+
+
+@pytest.fixture(scope="module")
+def state() -> State:
+    """Hosts with a zone each, and a provider of which very many consumers hold something."""
+    found = State()
+    made = [provider("pool", None, DISK_GB=10**6)]
+    for number in range(HOSTS):
+        made.append(provider(f"host-{number}", None))
+        made.append(provider(f"zone-{number}", made[-1].uuid, VCPU=8))
+    writes = [
+        ConsumerWrite(
+            consumer=Consumer(
+                uuid=ident(f"consumer-{number}"),
+                project="p",
+                user="u",
+                type="T",
+                generation=1,
+                allocations={ident("pool"): {"DISK_GB": 1}},
+                updated=float(number),
+            ),
+            expected=None,
+        )
+        for number in range(2_500)
+    ]
+    found.apply(Change({p.uuid: p for p in made}, consumers=tuple(writes)))
+    return found
+
+
+def ident(name: str) -> str:
+    return str(uuid.uuid5(uuid.NAMESPACE_URL, name))
+
+
+def provider(name: str, parent: str | None, **amounts: int) -> Provider:
+    inventories = {resource: InventoryRecord(total=total) for resource, total in amounts.items()}
+    return Provider(uuid=ident(name), name=name, parent=parent, generation=1, inventories=inventories)
+
+
+def asked(state: State, route: str, query: str = "", **path: str) -> tuple[Any, int, float | None]:
+    """Returns what is answered, in how many steps, and when it was modified."""
+    operation = ROUTES[route]["GET"][-1].operation
+    answer = operation(Call(state, 40, path, parse_qsl(query), now=1e6))
+    steps = cast("Generator[None, None, Answer]", answer)
+    count = 0
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            found: Answer = end.value
+            break
+        count += 1
+    if isinstance(found.body, LongBody):
+        return msgspec.json.decode(b"".join(found.body.pieces)), count, found.modified
+    return found.body, count, found.modified
+
+
+def test_all_consumers_of_a_provider_are_shown(state: State) -> None:
+    body, steps, modified = asked(state, "/resource_providers/{uuid}/allocations", uuid=ident("pool"))
+    assert len(body["allocations"]) == 2_500 and body["resource_provider_generation"] == state.generation(ident("pool"))
+    assert body["allocations"][ident("consumer-7")] == {"resources": {"DISK_GB": 1}, "consumer_generation": 1}
+    assert steps > 1 and modified == 2_499
+    body, steps, modified = asked(state, "/resource_providers/{uuid}/allocations", uuid=ident("host-1"))
+    assert body == {"allocations": {}, "resource_provider_generation": 1} and modified == 1e6
+
+
+def test_a_search_that_finds_nothing_goes_on_tree_by_tree(state: State) -> None:
+    query = "&".join(f"resources_{number}=VCPU:3" for number in range(3))
+    body, steps, _ = asked(state, "/allocation_candidates", query)
+    assert body["allocation_requests"] == [] and steps >= HOSTS / 1024
+
+
+def test_a_condition_of_each_group_is_a_step(state: State) -> None:
+    query = "&".join(f"resources_{number}=VCPU:{number + 1}" for number in range(5))
+    body, steps, _ = asked(state, "/allocation_candidates/explain", query)
+    assert body.candidates == 0 and [group.with_room for group in body.groups] == [HOSTS] * 5 and steps >= 10
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_all_candidates_are_gathered_in_steps(state: State, again: bool) -> None:
+    """Summaries of trees are kept; taking them from there takes its time, too."""
+    body, steps, _ = asked(state, "/allocation_candidates", "resources=VCPU:1")
+    assert len(body["allocation_requests"]) == HOSTS and len(body["provider_summaries"]) == 2 * HOSTS
+    rounds = HOSTS / 1024 + 8
+    assert steps > rounds + (HOSTS / 2_000 if again else HOSTS / 200)
+
+
+def test_lists_have_the_providers_of_a_tree_and_with_room(state: State) -> None:
+    body, steps, _ = asked(state, "/resource_providers", f"in_tree={ident('zone-9')}")
+    assert [p["name"] for p in body["resource_providers"]] == ["host-9", "zone-9"] and steps > 6
+    body, _, _ = asked(state, "/resource_providers", "resources=VCPU:8")
+    assert len(body["resource_providers"]) == HOSTS
+    body, _, _ = asked(state, "/resource_providers", f"resources=VCPU:8&in_tree={ident('zone-9')}")
+    assert [p["name"] for p in body["resource_providers"]] == ["zone-9"]
+    assert asked(state, "/resource_providers", "resources=VCPU:8,DISK_GB:1")[0] == {"resource_providers": []}
+    assert asked(state, "/resource_providers", f"in_tree={ident('nothing')}")[0] == {"resource_providers": []}
