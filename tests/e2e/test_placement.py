@@ -192,6 +192,7 @@ def test_the_gateway_passes_nothing_else_on(example: Mesh, path: str) -> None:
         ("MOORAGE_PLACEMENT_POLICY", "/nowhere"),
         ("MOORAGE_PLACEMENT_LIMIT", "many"),
         ("MOORAGE_PLACEMENT_LIMIT", "0"),
+        ("MOORAGE_PLACEMENT_RANDOM", "maybe"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(monkeypatch: pytest.MonkeyPatch, variable: str, value: str) -> None:

@@ -40,6 +40,7 @@ async def explain(request: web.Request) -> web.StreamResponse:
     """Asks the placement worker, in its newest version, on behalf of the caller."""
     gateway = gateway_of(request)
     leader = await _leader(request)
+    _check_caller(request, leader)
     url = f"{leader.url}/allocation_candidates/explain"
     url += f"?{request.rel_url.raw_query_string}" if request.rel_url.raw_query_string else ""
     headers = {
@@ -72,9 +73,7 @@ async def pass_on(request: web.Request) -> web.StreamResponse:
     gateway = gateway_of(request)
     mark_dry_run(request)  # the worker publishes the audit event
     leader = await _leader(request)
-    if leader.unchecked and not _is_loopback(request.remote):
-        detail = "the placement worker does not check callers (noauth2), so only this machine may call it"
-        raise Refused(Problem(title="Not allowed", status=403, code="Forbidden", detail=detail))
+    _check_caller(request, leader)
     if not leader.unchecked:
         _limit_rate(gateway, request)
     path = request.raw_path.removeprefix(PREFIX)
@@ -84,6 +83,13 @@ async def pass_on(request: web.Request) -> web.StreamResponse:
         return await forward_to_leader(gateway.bus, leader, gateway.session, request, path, PREFIX)
     except (aiohttp.ClientError, TimeoutError) as error:
         raise NoAnswer(f"the placement worker at {leader.url}: {error}") from None
+
+
+def _check_caller(request: web.Request, leader: Leader) -> None:
+    """Refuses callers from elsewhere where the worker believes every caller."""
+    if leader.unchecked and not _is_loopback(request.remote):
+        detail = "the placement worker does not check callers (noauth2), so only this machine may call it"
+        raise Refused(Problem(title="Not allowed", status=403, code="Forbidden", detail=detail))
 
 
 def _limit_rate(gateway: Gateway, request: web.Request) -> None:

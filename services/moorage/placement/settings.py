@@ -43,7 +43,7 @@ class PlacementSettings(NamedTuple):
             os.environ.get("MOORAGE_PLACEMENT_CORS", ""),
             _version(os.environ.get("MOORAGE_PLACEMENT_MAX", f"1.{MAXIMUM_VERSION}")),
             _limit(os.environ.get("MOORAGE_PLACEMENT_LIMIT", "100000")),
-            os.environ.get("MOORAGE_PLACEMENT_RANDOM", "").lower() in ("1", "true", "yes"),
+            _random(os.environ.get("MOORAGE_PLACEMENT_RANDOM", "")),
         )
 
 
@@ -54,6 +54,12 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
+
+
+def _random(text: str) -> bool:
+    if text.lower() not in ("", "0", "false", "no", "1", "true", "yes"):
+        raise SystemExit(f"MOORAGE_PLACEMENT_RANDOM={text}: it is true or false")
+    return text.lower() in ("1", "true", "yes")
 
 
 def _limit(text: str) -> int:
