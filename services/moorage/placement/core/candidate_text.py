@@ -130,7 +130,7 @@ def _json(amounts: Any) -> str:
     return msgspec.json.encode(amounts).decode()
 
 
-def _runs(numbers: NDArray[np.int64]) -> list[tuple[int, int]]:
+def _runs(numbers: NDArray[np.signedinteger[Any]]) -> list[tuple[int, int]]:
     """Returns begin and end of the runs of equal numbers."""
     ends = [*(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(numbers)]
     return list(zip([0, *ends], ends, strict=False)) if len(numbers) else []
