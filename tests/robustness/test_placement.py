@@ -329,6 +329,7 @@ async def test_each_change_is_one_event(
 async def test_a_backup_has_trees_and_allocations(mesh: Mesh, placement: PlacementClient, tmp_path: Path) -> None:
     root = await placement.provider(name(), {"VCPU": 4})
     child = await placement.provider(name(), {"VGPU": 2}, parent=root)
+    await placement.offer(root, {"VCPU": 4, "MEMORY_MB": 64})
     consumer = str(uuid.uuid4())
     assert (await placement.allocate(consumer, {root: {"VCPU": 1}, child: {"VGPU": 1}})).status == 204
     before = await shown(placement, root, child, consumer)
@@ -349,6 +350,7 @@ async def test_a_backup_has_trees_and_allocations(mesh: Mesh, placement: Placeme
 async def shown(placement: PlacementClient, *things: str) -> list[Any]:
     *providers, consumer = things
     found = [await placement.done("GET", f"/allocations/{consumer}")]
+    found.append(await placement.done("GET", f"/resource_providers?in_tree={providers[0]}"))
     for provider in providers:
         found.append(await placement.done("GET", f"/resource_providers/{provider}"))
         found.append(await placement.done("GET", f"/resource_providers/{provider}/inventories"))

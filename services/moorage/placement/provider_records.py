@@ -59,12 +59,14 @@ class ProviderRecords:
     def load(self, records: Mapping[str, Stored]) -> Change:
         """Returns what records have, and learns the events of their changes."""
         found = Change({}, {}, {}, additions={})
+        made = [stored.provider for stored in records.values() if stored.provider is not None]
+        # As they were made: the bucket has them as they were written last.
+        found.providers.update((one.uuid, one) for one in sorted(made, key=lambda one: one.created))
         for key, stored in records.items():
             kind, _, name = key.partition(".")
             if stored.told is not None:
                 self._events.record(stored.told)
             if kind == "provider" and stored.provider is not None:
-                found.providers[name] = stored.provider
                 if stored.exchanged:
                     self.exchanged[name] = stored.exchanged
             elif key == _DELETIONS:
