@@ -8,6 +8,7 @@ import urllib.error
 import urllib.request
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -199,6 +200,13 @@ def test_settings_that_cannot_be_are_refused(monkeypatch: pytest.MonkeyPatch, va
     monkeypatch.setenv(variable, value)
     with pytest.raises(SystemExit, match=variable):
         PlacementSettings.from_env()
+
+
+def test_a_mesh_does_not_start_with_such_settings(tmp_path: Path) -> None:
+    mesh = Mesh(state=tmp_path)
+    mesh.environment |= {"MOORAGE_PLACEMENT_AUTH": "noauth2", "MOORAGE_PLACEMENT_HTTP": "0.0.0.0:0"}
+    refused = mesh.run("up", "--http", "127.0.0.1:0")
+    assert refused.returncode == 2 and b"must be a loopback address" in refused.stderr, refused
 
 
 @pytest.mark.parametrize(
