@@ -14,9 +14,13 @@ import pytest_asyncio
 import yaml
 
 from moorage.node.cgroups import Cgroup, normal, of_process
+from moorage_testkit.polling import until
 
+from .fake_plugin import FakePlugin
 from .machines import pod, write_policy
 from .test_examples import POOLS, Stand
+
+TOKENS = "example.com/tokens"
 
 
 @pytest_asyncio.fixture
@@ -84,14 +88,46 @@ async def test_a_simulation_changes_nothing(stand: Stand) -> None:
 
 
 async def test_a_reset_finds_everything_again(stand: Stand) -> None:
+    """It forgets what is not there any more, and takes over what changed unseen."""
+    stand.agent._arguments += ("--qos-resource-manager-reconcile-period", "1s")
     await stand.start()
     own = await stand.run("own", "storage-service", "10", "10G")
-    assert (await stand.agent.ask("reset"))["pods"] == 1
+    web = await stand.run("web", "online-micro_service", "1")
+    gone = await stand.run("gone", "reranker", "4", "1G")
+    tokens = FakePlugin(TOKENS)
+    tokens.options.need_reconcile = False
+    await tokens.start(stand.agent.root / "plugins_registry" / "tokens.sock")
+    tokens.allocated[web] = {"main": 3.0}
+    await until(lambda: bool(tokens.registered))
+    # Behind the agent's back, as after a restore of the machine or a defect of the runtime.
+    del stand.runtime.containers[stand.runtime.of_pod(gone)]
+    (stand.pods / "gone.yaml").unlink()
+    assert stand.runtime.cpus(web) == "10-37,44-77"
+    answer = await stand.agent.ask("reset")
+    assert ".bad" in answer["message"]
+    given = {item["uid"]: item["resources"] for item in await stand.agent.ask("allocations") if item["uid"] != gone}
+    assert given.keys() == {own, web}
+    assert given[own]["cpu"]["allocationResult"] == "0-9"
+    assert given[web][TOKENS]["allocatedQuantity"] == 3
+    await until(lambda: stand.runtime.cpus(web) == "10-37,40-77")
+    touched = {request.container_id for request in stand.runtime.updates()}
+    assert stand.runtime.of_pod(own) not in touched, "a reset changes no container without need"
     assert list(stand.agent.root.glob("qos_resource_manager_state.*.bad"))
     await stand.agent.kill()
     await stand.agent.start()
+    items = {item["uid"]: item["resources"]["cpu"]["allocationResult"] for item in await stand.agent.ask("allocations")}
+    assert items[own] == "0-9"
+
+
+async def test_a_reset_without_a_runtime_changes_nothing(stand: Stand) -> None:
+    await stand.start()
+    await stand.run("own", "storage-service", "10", "10G")
+    await stand.runtime.stop()
+    code, _, err = await stand.agent.command("reset")
+    assert code == 1 and "the runtime does not answer" in err
+    assert not list(stand.agent.root.glob("*.bad"))
     (item,) = await stand.agent.ask("allocations")
-    assert (item["uid"], item["resources"]["cpu"]["allocationResult"]) == (own, "0-9")
+    assert item["resources"]["cpu"]["allocationResult"] == "0-9"
 
 
 async def test_without_an_agent_a_command_says_where_it_looked(tmp_path: Path) -> None:

@@ -93,6 +93,28 @@ async def test_what_a_plugin_still_has_of_a_pod_that_is_gone_is_taken_back(stand
     assert stand.runtime.cpus(await stand.run("next", "storage-service", "10", "10G")) == "0-9"
 
 
+async def test_without_any_state_a_container_keeps_the_cpus_of_its_cgroup(stand: Stand) -> None:
+    """Neither the checkpoint nor plugins nor annotations tell what it was given, as where it ran before the agent was turned on."""
+    role = {"exclusive": True, "numa": "bind", "sharesNumaWith": ["db"]}
+    write_policy(stand.policy, pools=POOLS, roles={"db": role})
+    await stand.start()
+    first = await stand.run("first", "db", "10", "10G")
+    second = await stand.run("second", "db", "10", "10G")
+    assert (stand.runtime.cpus(first), stand.runtime.cpus(second)) == ("0-9", "10-19")
+    await stand.remove("first")
+    await stand.agent.kill()
+    for file in stand.agent.root.glob("*_state"):
+        file.unlink()
+    stand.runtime.containers[stand.runtime.of_pod(second)].config.ClearField("annotations")
+    updates = len(stand.runtime.updates())
+    await stand.agent.start()
+    third = await stand.run("third", "db", "10", "10G")
+    assert (stand.runtime.cpus(second), stand.runtime.cpus(third)) == ("10-19", "0-9")
+    assert len(stand.runtime.updates()) == updates
+    zones = await stand.agent.ask("zones")
+    assert zones[0]["exclusiveCpus"] == "0-19"
+
+
 async def test_an_exclusive_set_waits_until_others_have_left_it(stand: Stand) -> None:
     write_policy(stand.policy, pools=POOLS)
     stand.runtime.after_update = lambda: _disjoint(stand)

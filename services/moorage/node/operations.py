@@ -297,14 +297,14 @@ class AgentOperations:
         return back
 
     async def reset(self) -> Answer:
-        """Sets the state aside and makes it again from plugins, annotations and cgroups."""
+        """Sets the state aside and makes it again from what runs: from plugins, cgroups and annotations."""
         agent = self._agent
-        if agent.state.read() is None:
-            return {"message": "there is no state"}
-        message = agent.state.set_aside("reset by command")
-        agent.forget_written()
-        agent.try_write()
-        await agent.adjuster.put_right()
+        if not agent.settings.enabled or not agent.admission.recovered.is_set():
+            raise OperationRefused("there is no state to make again while the gate is off or the runtime is away")
+        try:
+            message = await agent.recovery.start_anew()
+        except grpc.aio.AioRpcError as error:
+            raise OperationRefused(f"the runtime does not answer, nothing is changed: {error.details()}") from error
         return {"message": message, "pods": len(agent.admission.records)}
 
 

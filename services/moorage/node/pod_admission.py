@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -374,6 +374,11 @@ class PodAdmission:
         room = max(0, _MAX_UNRECORDED - len(self._unrecorded))
         for uid in islice((uid for uid in known if uid not in self.records), room):
             self._unrecorded.setdefault(uid, set()).add(plugin)
+
+    def forget(self, uids: Iterable[str]) -> None:
+        """Forgets the records of pods, before they are made again."""
+        for uid in list(uids):
+            del self.records[uid]
 
     def take_over(self, records: Mapping[str, PodRecord]) -> None:
         """Replaces what pods have by what their plugins say now."""

@@ -15,9 +15,12 @@ from moorage.qos.messages import ContainerSpec, PodAllocations, PodSpec
 
 from .containers import ASKED, COPY, ContainerRecord
 from .core import checkpoint
+from .core.properties import CPUSET_CPUS, CPUSET_MEMS
 from .cri_proxy import Refused
+from .plugin_endpoint import PluginFailed
+from .pod_admission import WAIT_FOR_SPEC
 from .pod_objects import told_by_runtime
-from .runtime import EXITED
+from .runtime import CREATED, EXITED
 
 if TYPE_CHECKING:
     from .agent import NodeAgent
@@ -46,13 +49,63 @@ class Recovery:
         if not self._agent.settings.enabled:
             self._recovered()
             return
-        self._rebuild()
+        answers = {name: server.plugin.resources_allocation() for name, server in self._agent.servers.items()}
+        await self._rebuild(answers)
         await self._wait_for_plugins()
         await self._adopt_running()
-        for name, server in self._agent.servers.items():
-            self._agent.admission.note_unrecorded(name, server.plugin.resources_allocation())
+        self._note_unrecorded(answers)
         self._recovered()
         await self._agent.settle()
+
+    async def start_anew(self) -> str:
+        """Sets the state aside and makes all records again from what the runtime runs now, from plugins, cgroups and annotations;
+        new pods wait meanwhile. Raises grpc.aio.AioRpcError, with nothing changed, if the runtime is away."""
+        agent = self._agent
+        if agent.settings.attach != "nri":  # NRI tells of all that comes and goes
+            before = {record.id for record in agent.index.live()}
+            there = await self._list_runtime()
+            for gone in before - there:
+                agent.index.drop(gone)
+        agent.admission.recovered.clear()
+        try:
+            message = (
+                agent.state.set_aside("reset by command") if agent.state.read() is not None else "there was no state"
+            )
+            agent.forget_written()
+            answers = await self._ask_plugins()
+            await self._rebuild(answers, anew=True)
+            await self._adopt_running()
+            self._note_unrecorded(answers)
+        finally:
+            agent.admission.recovered.set()
+        await agent.settle()
+        await agent.adjuster.put_right()
+        return message
+
+    async def _ask_plugins(self) -> dict[str, PodAllocations]:
+        """Returns what plugins say that pods have. What one that does not answer has given stays as it is recorded."""
+        agent = self._agent
+        answers: dict[str, PodAllocations] = {}
+
+        async def ask(name: str) -> None:
+            endpoint = agent.registry.get(name)
+            try:
+                if endpoint is not None:
+                    answers[name] = await endpoint.resources_allocation()
+                    return
+            except PluginFailed as failed:
+                log.warning("a plugin does not say what it gave", plugin=name, error=str(failed))
+            answers[name] = {
+                uid: {c: {name: given[name]} for c, given in record.containers.items() if name in given}
+                for uid, record in agent.admission.records.items()
+            }
+
+        await asyncio.gather(*map(ask, agent.registry.names()))
+        return answers
+
+    def _note_unrecorded(self, answers: Mapping[str, PodAllocations]) -> None:
+        for name, answer in answers.items():
+            self._agent.admission.note_unrecorded(name, answer)
 
     def _recovered(self) -> None:
         self._agent.admission.recovered.set()
@@ -62,17 +115,23 @@ class Recovery:
     async def _read_runtime(self) -> None:
         for attempt in range(1 << 30):
             try:
-                sandboxes = {s.id: s for s in await self._agent.runtime.sandboxes()}
-                containers = await self._agent.runtime.containers()
-                break
+                await self._list_runtime()
+                return
             except grpc.aio.AioRpcError as error:
                 if attempt == 0:
                     log.warning("waiting for the runtime", error=error.details())
                 await asyncio.sleep(_RETRY[min(attempt, len(_RETRY) - 1)])
+
+    async def _list_runtime(self) -> set[str]:
+        """Takes over what the runtime runs, and returns the ids of its containers."""
+        sandboxes = {s.id: s for s in await self._agent.runtime.sandboxes()}
+        containers = await self._agent.runtime.containers()
         for sandbox in sandboxes.values():
             self._agent.index.add_sandbox(sandbox.id, sandbox.metadata.uid)
         for container in sorted(containers, key=lambda c: c.created_at):
-            found = sandboxes.get(container.pod_sandbox_id)
+            found, before = sandboxes.get(container.pod_sandbox_id), self._agent.index.get(container.id)
+            if before is not None and container.state == EXITED:
+                before.state = EXITED
             if found is None or container.state == EXITED:
                 continue
             pod = found.metadata
@@ -83,10 +142,13 @@ class Recovery:
                 sandbox=container.pod_sandbox_id,
                 namespace=pod.namespace,
                 pod=pod.name,
-                state=container.state,
+                # It may have been started since the runtime was asked.
+                state=before.state if before is not None else container.state,
+                applied=before.applied if before is not None and before.state == CREATED else {},
             )
             told = told_by_runtime(pod.uid, pod.namespace, pod.name, dict(found.labels), dict(found.annotations))
             self.add(record, told, container.annotations)
+        return {container.id for container in containers}
 
     def add(self, record: ContainerRecord, told: PodSpec, annotations: Mapping[str, str]) -> None:
         """Takes over a container that is there, with what its annotations and the checkpoint tell of it."""
@@ -104,20 +166,56 @@ class Recovery:
         self._told[record.uid] = told
         self._agent.source.name_static(told)
 
-    def _rebuild(self) -> None:
-        """Makes records of running pods that the checkpoint does not have, from plugins and annotations."""
-        pods = {uid: pod for uid, pod in self._pods_running().items() if uid not in self._agent.admission.records}
-        if not pods:
+    async def _rebuild(self, answers: Mapping[str, PodAllocations], *, anew: bool = False) -> None:
+        """Makes records of running pods that the checkpoint does not have, or of all, from plugins, cgroups and annotations."""
+        agent, records = self._agent, self._agent.admission.records
+        pods = {uid: pod for uid, pod in self._pods_running().items() if anew or uid not in records}
+        if not pods and not anew:
             return
-        answers = {name: server.plugin.resources_allocation() for name, server in self._agent.servers.items()}
-        found = checkpoint.rebuild(pods, answers, self._copies, {})
-        self._agent.admission.records.update(found)
-        for server in self._agent.servers.values():
+        cgroups = await self._read_cgroups(pods, answers)
+        found = checkpoint.rebuild(pods, answers, self._copies, cgroups)
+        if anew:  # a pod of which nothing runs yet has what it was admitted with
+            agent.admission.forget(uid for uid in records if uid in pods or agent.source.is_gone(uid))
+        checkpoint.take_seats(found, agent.settings.node, records.values())
+        agent.admission.take_over(found)
+        for server in agent.servers.values():
             allocations = {uid: record.containers for uid, record in found.items()}
             for problem in server.plugin.adopt(pods, allocations):
-                self._agent.add_problem(problem)
+                agent.add_problem(problem)
             server.save()
-        self._agent.try_write()
+        agent.try_write()
+
+    async def _read_cgroups(
+        self, pods: dict[str, PodSpec], answers: Mapping[str, PodAllocations]
+    ) -> dict[str, dict[str, dict[str, str]]]:
+        """Reads what containers run with that may have CPUs for themselves, and of which the plugin `cpu` does not know."""
+        agent = self._agent
+        known = answers.get("cpu", {})
+        found: dict[str, dict[str, dict[str, str]]] = {}
+
+        async def read(record: ContainerRecord) -> None:
+            uid = record.uid
+            role = agent.policy.policy.role(pods[uid].role)
+            if role is None or not role.exclusive:
+                return
+            if not pods[uid].requests_known and (told := await agent.source.wait(uid, WAIT_FOR_SPEC)) is not None:
+                pods[uid] = told.spec
+            spec = next((c for c in pods[uid].containers if c.name == record.name), None)
+            try:
+                has = await agent.reader.read(record, dict.fromkeys((CPUSET_CPUS, CPUSET_MEMS), ""))
+            except grpc.aio.AioRpcError:
+                return
+            if spec is not None and has and checkpoint.can_be_given(spec, role, agent.machine, has):
+                found.setdefault(uid, {})[record.name] = has
+
+        await asyncio.gather(
+            *(
+                read(record)
+                for record in list(agent.index.live())
+                if record.uid in pods and pods[record.uid].role and record.name not in known.get(record.uid, {})
+            )
+        )
+        return found
 
     def _pods_running(self) -> dict[str, PodSpec]:
         found: dict[str, PodSpec] = {}

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
+from moorage.model.object_names import CLAIM, PARTS
 from moorage.node.core import checkpoint
-from moorage.node.core.checkpoint import Checkpoint, decode_copy, encode_copy, rebuild
+from moorage.node.core.checkpoint import (
+    Checkpoint,
+    can_be_given,
+    decode_copy,
+    encode_copy,
+    rebuild,
+    take_seats,
+)
 from moorage.node.core.properties import oci_properties, take_over
 from moorage.qos.messages import ResourceAllocationInfo
 from moorage.qos.state_file import BadState
@@ -75,6 +85,53 @@ def test_lost_state_is_rebuilt_from_copies_and_cgroups() -> None:
     fresh.check()
     assert oci_properties(fresh.cpu.resources_allocation()["uid-a"]["container0"])["CpusetCpus"] == "2-21"
     assert decode_copy("junk{") == {}
+
+
+def test_what_a_cgroup_has_goes_before_an_older_copy_and_what_plugins_say_before_both() -> None:
+    node = two_pods()
+    pods = {"uid-a": node.records["uid-a"].pod}
+    copies = {"uid-a": node.records["uid-a"].containers}
+    resized = {"uid-a": {"container0": {"CpusetCpus": "2-23", "CpusetMems": "0"}}}
+    (found,) = rebuild(pods, {}, copies, resized).values()
+    assert oci_properties(found.containers["container0"])["CpusetCpus"] == "2-23"
+    said = {name: plugin.resources_allocation() for name, plugin in node.plugins.items()}
+    (found,) = rebuild(pods, said, copies, resized).values()
+    assert oci_properties(found.containers["container0"])["CpusetCpus"] == "2-21"
+
+
+@pytest.mark.parametrize(
+    ("role", "cpus", "mems", "expected"),
+    [
+        ("storage-service", "2-21", "0", True),
+        ("storage-service", "2-20", "0", False),  # one CPU less than it asks for
+        ("storage-service", "30-49", "0", False),  # of two NUMA nodes
+        ("storage-service", "2-21", "0-1", False),  # its memory is not bound
+        ("storage-service", "90-109", "0", False),  # this machine does not have them
+        ("storage-service", "junk", "0", False),
+        ("online-micro_service", "2-21", "0", False),  # it shares a pool
+    ],
+)
+def test_a_cgroup_counts_where_its_cpus_can_have_been_given(role: str, cpus: str, mems: str, expected: bool) -> None:
+    node = SimulatedNode()
+    asked = pod("a", role, 20, GB)
+    has = {"CpusetCpus": cpus, "CpusetMems": mems}
+    assert can_be_given(asked.containers[0], node.node.policy.role(role), node.machine, has) is expected
+
+
+def test_pods_of_a_claim_have_the_seats_of_their_zones_again() -> None:
+    parts = '{"n": [{"count": 1, "parts": {"n/numa-0": {}}}, {"count": 2, "parts": {"n/numa-1": {}}}]}'
+    claimed: dict[str, Any] = {"labels": {CLAIM: "c"}, "annotations": {PARTS: parts}}
+    node = SimulatedNode("{kind: NodePolicy, spec: {roles: {db: {exclusive: true, numa: bind, sharesNumaWith: [db]}}}}")
+    for name in ("a", "b", "c"):
+        node.given(pod(name, "db", 2, GB, **claimed))
+    seats = {uid: record.seat for uid, record in node.records.items()}
+    assert seats == {"uid-a": 0, "uid-b": 1, "uid-c": 2}
+    answers = {name: plugin.resources_allocation() for name, plugin in node.plugins.items()}
+    pods = {uid: record.pod for uid, record in node.records.items()}
+    del pods["uid-b"]
+    found = rebuild(dict(reversed(pods.items())), answers, {}, {})
+    take_seats(found, "n", [node.records["uid-b"]])
+    assert {uid: (record.seat, record.zones) for uid, record in found.items()} == {"uid-a": (0, 1), "uid-c": (2, 2)}
 
 
 def test_cpus_that_two_containers_claim_are_given_once() -> None:

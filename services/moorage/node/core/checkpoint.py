@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
 from moorage.model.base import Model
 from moorage.qos.admission import PodRecord
-from moorage.qos.messages import PodAllocations, PodSpec, ResourceAllocation, ResourceAllocationInfo
+from moorage.qos.claimed_zones import BadClaim, seats
+from moorage.qos.cpusets import parse_cpuset
+from moorage.qos.machine import Machine
+from moorage.qos.messages import ContainerSpec, PodAllocations, PodSpec, ResourceAllocation, ResourceAllocationInfo
+from moorage.qos.node_policy import RoleSpec
 from moorage.qos.state_file import BadState, seal, unseal
 
 #: By the id of a container, before by its name: what the kubelet asked for of the properties that plugins decide.
@@ -107,31 +112,73 @@ def rebuild(
     copies: PodAllocations,
     cgroups: Mapping[str, Mapping[str, Mapping[str, str]]],
 ) -> dict[str, PodRecord]:
-    """Makes records of the pods that run, from what plugins answer, by resource, then from the copies in the containers'
-    annotations, then from the properties of their cgroups, by pod and container. What a pod without a role has in its cgroup
-    is nothing that it was given."""
+    """Makes records of the pods that run: what plugins answer, by resource, goes before the properties of their cgroups, by pod and
+    container, and these before the copies in the containers' annotations, which are as old as the containers. What a pod without
+    a role has in its cgroup is nothing that it was given."""
     records = {}
     for uid, pod in pods.items():
         containers: dict[str, ResourceAllocation] = {}
+        whole = False
         for spec in pod.containers:
             allocation = dict(copies.get(uid, {}).get(spec.name, {}))
+            if pod.role:
+                _correct(allocation, cgroups.get(uid, {}).get(spec.name, {}))
             for found in answers.values():
                 given = found.get(uid, {})
+                whole = whole or "" in given
                 allocation.update(given.get(spec.name, given.get("", {})))
-            if not allocation and pod.role:
-                allocation = _of_cgroup(cgroups.get(uid, {}).get(spec.name, {}))
             if allocation:
                 containers[spec.name] = allocation
         if containers:
-            records[uid] = PodRecord(pod=pod, containers=containers)
+            records[uid] = PodRecord(pod=pod, containers=containers, whole=whole)
     return records
 
 
-def _of_cgroup(properties: Mapping[str, str]) -> ResourceAllocation:
-    return {
-        resource: ResourceAllocationInfo(
-            oci_property_name=name, is_scalar_resource=True, allocation_result=properties[name]
-        )
-        for resource, name in (("cpu", "CpusetCpus"), ("memory", "CpusetMems"))
-        if properties.get(name)
-    }
+def _correct(allocation: ResourceAllocation, properties: Mapping[str, str]) -> None:
+    """Puts what a cgroup has over what a container was given when it was created."""
+    for resource, name in (("cpu", "CpusetCpus"), ("memory", "CpusetMems")):
+        value = properties.get(name)
+        before = allocation.get(resource)
+        if value and before is None:
+            allocation[resource] = ResourceAllocationInfo(
+                oci_property_name=name, is_scalar_resource=True, allocation_result=value
+            )
+        elif value and before is not None and before.allocation_result != value:
+            allocation[resource] = msgspec.structs.replace(before, allocation_result=value, resource_hints=())
+
+
+def can_be_given(
+    container: ContainerSpec, role: RoleSpec | None, machine: Machine, properties: Mapping[str, str]
+) -> bool:
+    """Returns whether a running container can have been given its CPUs for itself: they are as many as it asks for and, where its
+    role binds, of one NUMA node with its memory. Otherwise it runs as it was started, and is nothing to go by."""
+    asked = math.ceil(round(container.requests.get("cpu", 0.0), 3))
+    if role is None or not role.exclusive or not asked:
+        return False
+    try:
+        cpus, memory = parse_cpuset(properties.get("CpusetCpus", "")), parse_cpuset(properties.get("CpusetMems", ""))
+    except ValueError:
+        return False
+    if cpus.bit_count() != asked or cpus & ~machine.cpus.all:
+        return False
+    return not role.binds or (memory.bit_count() == 1 and machine.cpus.nodes_with(cpus) == memory)
+
+
+def take_seats(records: Mapping[str, PodRecord], node: str, others: Iterable[PodRecord] = ()) -> None:
+    """Gives pods of claims the seats on this node whose zones they have, as far as neither they nor others have these."""
+    taken: dict[str, set[int]] = {}
+    for other in others:
+        taken.setdefault(other.pod.claim, set()).add(other.seat)
+    for record in records.values():
+        try:
+            of_claim = seats(record.pod, node)
+        except BadClaim:
+            continue
+        used = taken.setdefault(record.pod.claim, set())
+        infos = [info for given in record.containers.values() for info in given.values()]
+        has = sum({1 << zone for info in infos for hint in info.resource_hints for zone in hint.nodes})
+        for seat, zones in enumerate(of_claim):
+            if seat not in used and not (zones and has & ~zones):
+                used.add(seat)
+                record.seat, record.zones = seat, zones
+                break

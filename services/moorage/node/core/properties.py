@@ -10,6 +10,7 @@ from moorage.qos.admission import PodRecord
 from moorage.qos.messages import PodAllocations, ResourceAllocation, ResourceAllocationInfo, is_oci_property
 
 CPUSET_CPUS = "CpusetCpus"
+CPUSET_MEMS = "CpusetMems"
 CPU_QUOTA = "CpuQuota"
 
 
