@@ -78,6 +78,7 @@ def pod_request(request: ResourceRequest) -> wire.PodResourceRequest:
         resource_requests=request.requests,
         labels=request.labels,
         annotations=request.annotations,
+        native_qos_class=request.qos_class,
     )
 
 
@@ -120,6 +121,7 @@ def read_pod_request(message: wire.PodResourceRequest) -> ResourceRequest:
         requests=_read_amounts(message.resource_requests),
         labels=dict(message.labels),
         annotations=dict(message.annotations),
+        qos_class=message.native_qos_class,
     )
 
 

@@ -206,22 +206,23 @@ class _Admission:
         results = (yield calls) if calls else []
         self._changed.append((container.name, plugins))
         allocation = self._allocated(calls, results, container.name)
-        self._warn_of_less(container, allocation)
+        if container.type == ContainerType.MAIN:
+            self._warn_of_less(container.name, container.requests, allocation)
         return allocation
 
-    def _warn_of_less(self, container: ContainerSpec, allocation: ResourceAllocation) -> None:
-        """Tells where a container of a pod without a role does not have the CPUs of its own that it should."""
+    def _warn_of_less(self, name: str, requests: Mapping[str, float], allocation: ResourceAllocation) -> None:
+        """Tells where a container of a pod without a role, or all of it, does not have the CPUs of its own that it should."""
         info = allocation.get("cpu")
-        if info is None or self.role is not None or container.type != ContainerType.MAIN:
+        if info is None or self.role is not None:
             return
-        count = self.node.policy.native_cpus(self.pod.qos_class, container.requests.get("cpu", 0.0))
+        count = self.node.policy.native_cpus(self.pod.qos_class, requests.get("cpu", 0.0))
         if count and not info.topology_assignments:
             words = "it shares those of the default pool"
         elif count and count != info.allocated_quantity:
             words = f"it keeps the {info.allocated_quantity:.0f} that it has"
         else:
             return
-        self.warnings.append(f"{container.name}: {count} CPUs of its own are not free; {words}")
+        self.warnings.append(f"{name}: {count} CPUs of its own are not free; {words}")
 
     def restoring(self) -> list[Call]:
         """Returns the calls that give containers again what they had, where one of a pod that runs cannot have what it asks for
@@ -443,7 +444,7 @@ class _Admission:
                 if self.special:
                     self.seen.append(refusal)
                 else:
-                    self.warnings.append(f"{container}: {refusal}; it starts without")
+                    self.warnings.append(f"{container or 'the pod'}: {refusal}; it starts without")
                 continue
             given = cast("ResourceAllocation", result or {})
             for name, info in given.items():
@@ -487,6 +488,7 @@ class _Admission:
         self.asked |= {call.plugin for call in calls}
         results = (yield calls) if calls else []
         allocation = self._allocated(calls, results, "")
+        self._warn_of_less("the pod", pod_total(self.pod), allocation)
         record.whole = True
         for container in self.pod.containers:
             record.containers[container.name] = dict(allocation)

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from moorage.node import plugin_messages as messages
+from moorage.node.api import resourceplugin_pb2 as wire
 from moorage.qos.admission import Admitted, Call, Failed, PluginInfo, Refused, Result, admit, check_conflicts
-from moorage.qos.messages import ResourceAllocationInfo
+from moorage.qos.messages import ContainerType, ResourceAllocationInfo, ResourceRequest
 from moorage.qos.topology_hints import Hint
 from moorage_testkit.nodes import GB, SimulatedNode, pod
 
@@ -169,6 +171,38 @@ def test_a_pod_is_aligned_as_a_whole_by_the_pod_calls() -> None:
     given = {r["cpu"].allocation_result for r in node.records["uid-p"].containers.values()}
     assert given == {"0-5"}
     assert node.cpu.exclusive.bit_count() == 6
+
+
+def test_a_guaranteed_pod_that_is_aligned_as_a_whole_has_its_cpus_alone() -> None:
+    node = SimulatedNode("{kind: NodePolicy, spec: {topologyScope: pod}}")
+    assert isinstance(node.admit(pod("p", **containers(("a", 4, GB), ("b", 2, GB)))), Admitted)
+    assert node.cpu.exclusive.bit_count() == 6
+    outcome = node.admit(pod("q", **containers(("a", 70, GB), ("b", 8, GB))))
+    assert isinstance(outcome, Admitted)
+    assert outcome.warnings == ("the pod: 78 CPUs of its own are not free; it shares those of the default pool",)
+
+
+def test_requests_are_the_same_at_the_other_end_of_a_socket() -> None:
+    pod_request = ResourceRequest(
+        pod_uid="u",
+        resource="cpu",
+        namespace="n",
+        pod_name="p",
+        role="ETL",
+        type="t",
+        hint=Hint(3, True),
+        requests={"cpu": 2.5},
+        labels={"a": "b"},
+        annotations={"c": "d"},
+        qos_class="guaranteed",
+    )
+    sent = messages.pod_request(pod_request).SerializeToString()
+    assert messages.read_pod_request(wire.PodResourceRequest.FromString(sent)) == pod_request
+    request = pod_request._replace(
+        container="main", container_type=ContainerType.SIDECAR, container_index=2, limits={"cpu": 3.0}
+    )
+    sent = messages.container_request(request).SerializeToString()
+    assert messages.read_container_request(wire.ResourceRequest.FromString(sent)) == request
 
 
 # --- admitted again
