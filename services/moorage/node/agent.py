@@ -17,7 +17,7 @@ from moorage.qos.admission import PodRecord
 from moorage.qos.builtin import BUILT_IN, BuiltInPlugin, builtin_plugin
 from moorage.qos.cpu_plugin import CpuPlugin
 from moorage.qos.cpusets import format_cpuset, parse_cpuset
-from moorage.qos.messages import AllocationRefused, PodAllocations, Refusal
+from moorage.qos.messages import AllocationRefused, Refusal
 from moorage.qos.node_policy import NicSpec
 from moorage.qos.state_file import BadState
 
@@ -220,7 +220,7 @@ class NodeAgent:
         if problem := server.load():
             self.add_problem(problem)
         pods = {uid: record.pod for uid, record in self.admission.records.items()}
-        for problem in plugin.adopt(pods, self._allocations()):
+        for problem in plugin.adopt(pods, checkpoint.by_plugins(self.admission.records)):
             self.add_problem(problem)
         server.save()
         self.servers[name] = server
@@ -283,9 +283,6 @@ class NodeAgent:
         if content != self._written:
             self.state.write(content)
             self._written = content
-
-    def _allocations(self) -> PodAllocations:
-        return {uid: record.containers for uid, record in self.admission.records.items()}
 
     def live_records(self) -> Mapping[str, PodRecord]:
         """Returns the records of pods that have not ended."""

@@ -173,14 +173,14 @@ class Recovery:
         if not pods and not anew:
             return
         cgroups = await self._read_cgroups(pods, answers)
-        found = checkpoint.rebuild(pods, answers, self._copies, cgroups)
+        pod_scope = agent.policy.policy.spec.topology_scope == "pod"
+        found = checkpoint.rebuild(pods, answers, self._copies, cgroups, pod_scope=pod_scope)
         if anew:  # a pod of which nothing runs yet has what it was admitted with
             agent.admission.forget(uid for uid in records if uid in pods or agent.source.is_gone(uid))
         checkpoint.take_seats(found, agent.settings.node, records.values())
         agent.admission.take_over(found)
         for server in agent.servers.values():
-            allocations = {uid: record.containers for uid, record in found.items()}
-            for problem in server.plugin.adopt(pods, allocations):
+            for problem in server.plugin.adopt(pods, checkpoint.by_plugins(found)):
                 agent.add_problem(problem)
             server.save()
         agent.try_write()

@@ -52,4 +52,4 @@ class StateFile:
         """Renames the file, so that it can be looked at, and returns one sentence about it."""
         aside = self.path.with_name(f"{self.path.name}.{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}.bad")
         self.path.replace(aside)
-        return f"{self.path.name} cannot be used and was set aside as {aside.name}: {why}"
+        return f"{self.path.name} was set aside as {aside.name}: {why}"

@@ -34,6 +34,7 @@ from .messages import (
     nodes_of,
 )
 from .node_policy import RoleSpec
+from .pod_answers import requests_of
 from .state_file import BadState, seal, unseal
 from .topology_hints import Hint
 
@@ -343,15 +344,14 @@ class CpuPlugin(CpuPools):
             pod = pods.get(uid)
             if pod is None:
                 continue
-            specs = {container.name: container for container in pod.containers}
+            types = {container.name: int(container.type) for container in pod.containers}
             for container, resources in containers.items():
                 info = resources.get(CPU)
                 if info is None or container in self.entries.get(uid, {}):
                     continue
                 entry = CpuEntry(namespace=pod.namespace, pod_name=pod.name, role=pod.role)
-                if container in specs:
-                    entry.container_type = int(specs[container].type)
-                    entry.requested = specs[container].requests.get(CPU, 0.0)
+                entry.container_type = types.get(container, ContainerType.MAIN)
+                entry.requested = requests_of(pod, container).get(CPU, 0.0)
                 problem = self._adopt(entry, info)
                 if problem:
                     problems.append(f"{pod.namespace}/{pod.name} {container}: {problem}")

@@ -32,6 +32,7 @@ from .messages import (
     nodes_of,
 )
 from .node_policy import NodePolicy, RoleSpec
+from .pod_answers import requests_of
 from .state_file import BadState, seal, unseal
 from .topology_hints import Hint
 
@@ -339,15 +340,14 @@ class MemoryPlugin:
             role = self.policy.role(pod.role) if pod is not None and pod.role else None
             if pod is None or role is None or not role.binds:
                 continue
-            for spec in pod.containers:
-                info = containers.get(spec.name, {}).get(MEMORY)
-                if info is None or spec.name in self.entries.get(uid, {}):
+            for container in ("", *(spec.name for spec in pod.containers)):
+                info = containers.get(container, {}).get(MEMORY)
+                if info is None or container in self.entries.get(uid, {}):
                     continue
-                problem = self._adopt(
-                    pod, spec.name, info, {n: int(a) for n, a in spec.requests.items() if is_memory(n)}
-                )
+                requests = requests_of(pod, container)
+                problem = self._adopt(pod, container, info, {n: int(a) for n, a in requests.items() if is_memory(n)})
                 if problem:
-                    problems.append(f"{pod.namespace}/{pod.name} {spec.name}: {problem}")
+                    problems.append(f"{pod.namespace}/{pod.name} {container}: {problem}")
         return problems
 
     def _adopt(self, pod: PodSpec, container: str, info: ResourceAllocationInfo, requested: dict[str, int]) -> str:

@@ -28,6 +28,7 @@ from .messages import (
     ZoneMiss,
 )
 from .node_policy import NicSpec, NodePolicy
+from .pod_answers import requests_of
 from .state_file import BadState, seal, unseal
 from .topology_hints import Hint
 
@@ -233,7 +234,7 @@ class NicPlugin:
                 if nic is None:
                     problems.append(f"{pod.namespace}/{pod.name} {container}: its network interface is not there")
                     continue
-                mbps = next((c.requests.get(NIC, 0.0) for c in pod.containers if c.name == container), 0.0)
+                mbps = requests_of(pod, container).get(NIC, 0.0)
                 self.entries.setdefault(uid, {})[container] = NicEntry(
                     namespace=pod.namespace, pod_name=pod.name, role=pod.role, nic=nic.name, mbps=mbps
                 )

@@ -41,6 +41,13 @@ def pod_total(pod: PodSpec) -> dict[str, float]:
     return {name: round(max(running.get(name, 0.0), peak.get(name, 0.0)), 3) for name in {**running, **peak}}
 
 
+def requests_of(pod: PodSpec, container: str) -> Mapping[str, float]:
+    """Returns what a container requests; without a name what the pod does as a whole."""
+    if not container:
+        return pod_total(pod)
+    return next((c.requests for c in pod.containers if c.name == container), {})
+
+
 def check_conflicts(record: PodRecord) -> None:
     """Raises AllocationRefused where two plugins set one property, variable or annotation of a container differently."""
     for container, allocation in record.containers.items():

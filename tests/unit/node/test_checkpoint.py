@@ -11,6 +11,7 @@ from moorage.model.object_names import CLAIM, PARTS
 from moorage.node.core import checkpoint
 from moorage.node.core.checkpoint import (
     Checkpoint,
+    by_plugins,
     can_be_given,
     decode_copy,
     encode_copy,
@@ -97,6 +98,27 @@ def test_what_a_cgroup_has_goes_before_an_older_copy_and_what_plugins_say_before
     said = {name: plugin.resources_allocation() for name, plugin in node.plugins.items()}
     (found,) = rebuild(pods, said, copies, resized).values()
     assert oci_properties(found.containers["container0"])["CpusetCpus"] == "2-21"
+
+
+def test_what_a_pod_had_as_a_whole_it_has_as_a_whole_again() -> None:
+    policy = "{kind: NodePolicy, spec: {topologyScope: pod}}"
+    amounts = {"resources": {"requests": {"cpu": "4", "memory": "1G"}}}
+    node = SimulatedNode(policy)
+    node.given(pod("a", "storage-service", containers=[{"name": n, **amounts} for n in ("main", "side")]), "main")
+    node.given(pod("b", "reranker", 2, GB))
+    pods = {uid: record.pod for uid, record in node.records.items()}
+    copies = {uid: record.containers for uid, record in node.records.items()}
+    assert rebuild(pods, {}, copies, {}, pod_scope=True) == node.records
+    for scope in (policy, ""):  # the scope may be another one by now
+        fresh = SimulatedNode(scope)
+        records = rebuild(pods, {}, copies, {}, pod_scope=scope == policy)
+        for plugin in fresh.plugins.values():
+            assert plugin.adopt(pods, by_plugins(records)) == []
+        assert fresh.cpu.exclusive == node.cpu.exclusive
+        fresh.check()
+    answers = {name: plugin.resources_allocation() for name, plugin in fresh.plugins.items()}
+    found = rebuild(pods, answers, copies, {}, pod_scope=True)
+    assert [record.whole for record in found.values()] == [True, False], "as plugins know them"
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -111,27 +111,43 @@ def rebuild(
     answers: Mapping[str, PodAllocations],
     copies: PodAllocations,
     cgroups: Mapping[str, Mapping[str, Mapping[str, str]]],
+    *,
+    pod_scope: bool = False,
 ) -> dict[str, PodRecord]:
     """Makes records of the pods that run: what plugins answer, by resource, goes before the properties of their cgroups, by pod and
     container, and these before the copies in the containers' annotations, which are as old as the containers. What a pod without
-    a role has in its cgroup is nothing that it was given."""
+    a role has in its cgroup is nothing that it was given. `pod_scope`: pods are given what they have as a whole."""
     records = {}
     for uid, pod in pods.items():
         containers: dict[str, ResourceAllocation] = {}
-        whole = False
+        said = [answer[uid] for answer in answers.values() if answer.get(uid)]
         for spec in pod.containers:
             allocation = dict(copies.get(uid, {}).get(spec.name, {}))
             if pod.role:
                 _correct(allocation, cgroups.get(uid, {}).get(spec.name, {}))
-            for found in answers.values():
-                given = found.get(uid, {})
-                whole = whole or "" in given
+            for given in said:
                 allocation.update(given.get(spec.name, given.get("", {})))
             if allocation:
                 containers[spec.name] = allocation
         if containers:
+            whole = any("" in given for given in said) if said else _is_whole(list(containers.values()), pod_scope)
             records[uid] = PodRecord(pod=pod, containers=containers, whole=whole)
     return records
+
+
+def _is_whole(given: Sequence[ResourceAllocation], pod_scope: bool) -> bool:
+    """Returns whether a pod was given this as a whole: no CPUs are for two containers alone otherwise."""
+    first = given[0]
+    alone = "cpu" in first and bool(first["cpu"].topology_assignments)
+    return all(other == first for other in given) and (pod_scope or (alone and len(given) > 1))
+
+
+def by_plugins(records: Mapping[str, PodRecord]) -> PodAllocations:
+    """Returns what pods have as plugins know it: what a pod has as a whole is of no container."""
+    return {
+        uid: {"": next(iter(record.containers.values()))} if record.whole and record.containers else record.containers
+        for uid, record in records.items()
+    }
 
 
 def _correct(allocation: ResourceAllocation, properties: Mapping[str, str]) -> None:
