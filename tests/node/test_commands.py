@@ -130,6 +130,21 @@ async def test_a_reset_without_a_runtime_changes_nothing(stand: Stand) -> None:
     assert item["resources"]["cpu"]["allocationResult"] == "0-9"
 
 
+async def test_a_detached_agent_says_so(stand: Stand) -> None:
+    await stand.start()
+    own = await stand.run("own", "storage-service", "10", "10G")
+    assert (await stand.agent.ask("detach"))["containers"] == 1
+    assert stand.runtime.cpus(own) == "0-79"
+    assert (await stand.agent.ask("status"))["enabled"] is False
+    code, out, _ = await stand.agent.command("check")
+    assert code == 1 and "the agent was detached" in out
+    code, _, err = await stand.agent.command("reset")
+    assert code == 1 and "detached" in err
+    await stand.agent.stop()
+    await stand.agent.start()
+    await until(lambda: stand.runtime.cpus(own) == "0-9")
+
+
 async def test_without_an_agent_a_command_says_where_it_looked(tmp_path: Path) -> None:
     from .agent_process import AgentProcess
 

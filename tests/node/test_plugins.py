@@ -176,6 +176,20 @@ async def test_a_bad_plugin_costs_its_pod_only(stand: Stand, method: str, how: s
     await plugin.stop()
 
 
+async def test_a_refusal_by_a_plugin_says_what_is_needed_and_free(stand: Stand) -> None:
+    plugin = FakePlugin()
+    plugin.zones = {1: {"t": 3}}
+    await _started(stand, plugin)
+    await _until(lambda: "GetTopologyAwareAllocatableResources" in plugin.calls)
+    await _run(stand, "first", role="storage-service")
+    words = f"TopologyAffinityError: the plugin {TOKENS} has no zones for 3 of it; numa-1: 1 of 3 are free"
+    with pytest.raises(grpc.aio.AioRpcError, match=words):
+        await _run(stand, "more", "3")
+    [reason] = (await stand.agent.ask("why", "default/more"))["reasons"]
+    assert (reason["needed"], reason["free"], reason["nearest"][0]["zone"]) == (3, 1, 1)
+    await plugin.stop()
+
+
 async def test_a_late_plugin_delays_nobody_else(stand: Stand) -> None:
     plugin = FakePlugin(GetTopologyHints="late")
     await _started(stand, plugin)

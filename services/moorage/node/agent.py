@@ -126,6 +126,7 @@ class NodeAgent:
             self.live_records, self.registry, self.machine, lambda: self.policy.policy.reserved_cpus
         )
         self.devices = PluginDevices(self)
+        self.admission.free_by_zone = self.devices.free_by_zone
         self.mesh = MeshLink(self)
         self.operations = AgentOperations(self)
         self.http = HttpApi(self.operations)

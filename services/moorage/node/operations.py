@@ -154,7 +154,7 @@ class AgentOperations:
         return {
             "node": agent.settings.node,
             "attach": agent.settings.attach,
-            "enabled": agent.settings.enabled,
+            "enabled": agent.admission.enabled,
             "ready": not self.ready(),
             "uptime": round(time.time() - agent.started, 1),
             "pods": len(agent.admission.records),
@@ -240,6 +240,9 @@ class AgentOperations:
         if not agent.settings.enabled:
             action = "start it with --feature-gates QoSResourceManager=true to turn it on"
             found.append({"what": "the feature gate is off: everything passes unchanged", "action": action})
+        elif not agent.admission.enabled:
+            action = "point the kubelet at the runtime, or start the agent again to attach it"
+            found.append({"what": "the agent was detached: everything passes unchanged", "action": action})
         try:
             if agent.settings.attach != "nri":
                 await agent.runtime.version()
@@ -299,8 +302,8 @@ class AgentOperations:
     async def reset(self) -> Answer:
         """Sets the state aside and makes it again from what runs: from plugins, cgroups and annotations."""
         agent = self._agent
-        if not agent.settings.enabled or not agent.admission.recovered.is_set():
-            raise OperationRefused("there is no state to make again while the gate is off or the runtime is away")
+        if not agent.admission.enabled or not agent.admission.recovered.is_set():
+            raise OperationRefused("no state is kept while the gate is off, the agent detached or the runtime away")
         try:
             message = await agent.recovery.start_anew()
         except grpc.aio.AioRpcError as error:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from moorage.model.part_reports import DeviceReport
 from moorage.qos.admission import PodRecord
 from moorage.qos.builtin import BUILT_IN
-from moorage.qos.device_reports import DeviceAmounts, amounts_by_hint, amounts_told, device_reports
+from moorage.qos.device_reports import DeviceAmounts, amounts_by_hint, amounts_told, device_reports, path_of
 from moorage.qos.messages import AllocatableResource, ResourceAllocation, TopologyAwareResource
 
 from .node_capacity import Capacity, capacity_of
@@ -87,6 +87,17 @@ class PluginDevices:
         """Returns the amounts of the node that the kubelet knows nothing of, and the resources that are gone."""
         removed = (name for name in self._registry.removed() if name not in BUILT_IN)
         return capacity_of(self._all_offers(), removed)
+
+    def free_by_zone(self, resource: str) -> dict[int, float]:
+        """Returns what is free of a resource by zone, as far as its plugin tells of zones."""
+        found: dict[int, float] = {}
+        taken = [self.held(uid, record) for uid, record in self._agent.live_records().items()]
+        for device in self.devices():
+            if device.resource == resource:
+                zone = int(device.zone.removeprefix("numa-"))
+                used = sum(amounts.get(path_of(device), {}).get(resource, 0) for amounts in taken)
+                found[zone] = found.get(zone, 0.0) + max(0, device.quantity - used)
+        return found
 
     # --- what pods have
 

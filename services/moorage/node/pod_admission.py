@@ -19,7 +19,7 @@ from moorage.bus.failpoints import reached
 from moorage.qos import admission
 from moorage.qos.admission import Admitted, Call, Calls, Failed, PluginInfo, PodRecord, Result
 from moorage.qos.builtin import BUILT_IN
-from moorage.qos.messages import ContainerSpec, ContainerType, PodSpec, Refusal, ResourceAllocation
+from moorage.qos.messages import ContainerSpec, ContainerType, PodSpec, Refusal, ResourceAllocation, ZoneMiss
 from moorage.qos.node_policy import NodePolicy
 from moorage.qos.topology_hints import Distances
 
@@ -87,6 +87,8 @@ class PodAdmission:
         self._unrecorded: dict[str, set[str]] = {}
         self.outcomes: OrderedDict[str, Outcome] = OrderedDict()
         self.on_outcome: Callable[[Outcome], None] = lambda outcome: None
+        #: What is free by zone of a resource that strangers give out.
+        self.free_by_zone: Callable[[str], Mapping[int, float]] = lambda resource: {}
         #: Notified when something was given back.
         self.room = asyncio.Condition()
         self._changes = 0
@@ -146,7 +148,7 @@ class PodAdmission:
             "refused" if outcome.refusals else "admitted", outcome.code, time.monotonic() - started
         )
         if outcome.refusals:
-            raise Refused(str(outcome.refusals[0]))
+            raise Refused(outcome.refusals[0].with_zones())
 
     def _stands(self, told: PodSpec, known: KnownPod | None, container: str) -> bool:
         """Returns whether the pod is admitted already, with all that it asks for now."""
@@ -166,7 +168,19 @@ class PodAdmission:
             found = await self._perform(admission.admit(pod, self.node(), self.records))
             if isinstance(found, Admitted) or changes == self._changes or attempt == _TRIES - 1:
                 break
-        return found
+        if isinstance(found, Admitted):
+            return found
+        return admission.Refused(tuple(map(self._with_free, found.refusals)))
+
+    def _with_free(self, refusal: Refusal) -> Refusal:
+        """Adds what is free to a refusal by a plugin that can only say no."""
+        if refusal.free is not None or not refusal.needed:
+            return refusal
+        free = sorted(self.free_by_zone(refusal.resource).items(), key=lambda item: (-item[1], item[0]))
+        if not free:
+            return refusal
+        misses = (ZoneMiss(zone=z, free=n, message=f"{n:g} of {refusal.needed:g} are free") for z, n in free)
+        return msgspec.structs.replace(refusal, free=free[0][1], nearest=tuple(misses))
 
     def node(self) -> admission.Node:
         plugins = {}

@@ -45,6 +45,7 @@ from .pod_answers import (
     plugin_of,
     pod_total,
     problem_of,
+    requests_of,
     zones_text,
 )
 from .topology_hints import Hint, Hints, merge, merge_numeric
@@ -409,11 +410,14 @@ class _Admission:
         self._refuse(refusal)
 
     def _impossible(self, resource: str, container: str) -> Refusal:
+        needed = requests_of(self.pod, container).get(resource)
+        what = f"{needed:g} of it" if needed else "it"
         return Refusal(
             code="TopologyAffinityError",
-            message=f"the plugin {resource} has no zones for it",
+            message=f"the plugin {resource} has no zones for {what}",
             resource=resource,
             container=container,
+            needed=needed,
         )
 
     def _of_failure(self, resource: str, failed: Failed, container: str) -> Refusal:

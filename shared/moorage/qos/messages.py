@@ -183,6 +183,10 @@ class PluginOptions(Value, kw_only=True, frozen=True):
     need_reconcile: bool = True
 
 
+#: So many zones are in the text of a refusal.
+_MOST_ZONES = 8
+
+
 class ZoneMiss(Value, kw_only=True, frozen=True):
     """What one zone lacks for a request. CPU is in cores, memory in bytes."""
 
@@ -204,6 +208,11 @@ class Refusal(Value, kw_only=True, frozen=True):
 
     def __str__(self) -> str:
         return f"{self.code}: {self.message}"
+
+    def with_zones(self) -> str:
+        """Returns the text with what the nearest zones have, as far as it does not say so."""
+        misses = [f"numa-{m.zone}: {m.message}" for m in self.nearest if m.message and m.message not in self.message]
+        return "; ".join([str(self), *misses[:_MOST_ZONES]])
 
 
 #: Why the agent refuses pods. Codes are never renamed.
