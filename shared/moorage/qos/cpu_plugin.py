@@ -34,7 +34,7 @@ from .messages import (
     nodes_of,
 )
 from .node_policy import RoleSpec
-from .pod_answers import requests_of
+from .pod_answers import adoption_order, requests_of
 from .state_file import BadState, seal, unseal
 from .topology_hints import Hint
 
@@ -345,35 +345,38 @@ class CpuPlugin(CpuPools):
             if pod is None:
                 continue
             types = {container.name: int(container.type) for container in pod.containers}
-            for container, resources in containers.items():
-                info = resources.get(CPU)
+            for container in adoption_order(pod, containers):
+                info = containers[container].get(CPU)
                 if info is None or container in self.entries.get(uid, {}):
                     continue
                 entry = CpuEntry(namespace=pod.namespace, pod_name=pod.name, role=pod.role)
                 entry.container_type = types.get(container, ContainerType.MAIN)
                 entry.requested = requests_of(pod, container).get(CPU, 0.0)
-                problem = self._adopt(entry, info)
+                problem = self._adopt(entry, info, self._owned(uid))
                 if problem:
                     problems.append(f"{pod.namespace}/{pod.name} {container}: {problem}")
                 self.entries.setdefault(uid, {})[container] = entry
                 self._count_exclusive()
         return problems
 
-    def _adopt(self, entry: CpuEntry, info: ResourceAllocationInfo) -> str:
+    def _adopt(self, entry: CpuEntry, info: ResourceAllocationInfo, leader: int) -> str:
+        """Makes an entry say what a container was given. `leader`: CPUs that other containers of the pod have for themselves."""
         try:
             cpus = parse_cpuset(info.allocation_result)
         except ValueError as error:
             return str(error)
         role = self.policy.role(entry.role) if entry.role else None
+        main = entry.container_type == ContainerType.MAIN
+        if not main and not info.topology_assignments and cpus and not cpus & ~leader:
+            entry.cpus, entry.original = format_cpuset(cpus), cpus.bit_count()
+            return ""
         hinted = {node for hint in info.resource_hints for node in hint.nodes}
         if role is not None and role.binds and len(hinted) == 1:
             entry.nodes = str(next(iter(hinted)))
-        exclusive = bool(info.topology_assignments) or (role is not None and role.exclusive)
-        if not exclusive:
+        # A cgroup does not say whose its CPUs are: those of a main container are as many as it asks for.
+        asked = math.ceil(round(entry.requested, 3)) if main and role is not None and role.exclusive else 0
+        if not info.topology_assignments and (not asked or asked != cpus.bit_count()):
             entry.pool = self._pool(role).name
-            return ""
-        if entry.container_type != ContainerType.MAIN and not info.topology_assignments:
-            entry.cpus = format_cpuset(cpus & self.machine.cpus.all)
             return ""
         if cpus & self._exclusive or cpus & ~self.machine.cpus.all:
             entry.pool = self._pool(role).name
@@ -392,6 +395,13 @@ class CpuPlugin(CpuPools):
     def _own_of(self, request: ResourceRequest) -> int:
         entry = self._entry(request)
         return parse_cpuset(entry.own) if entry is not None else 0
+
+    def _owned(self, uid: str) -> int:
+        """Returns the CPUs that containers of a pod have for themselves."""
+        found = 0
+        for entry in self.entries.get(uid, {}).values():
+            found |= parse_cpuset(entry.own)
+        return found
 
     def _follows(self, request: ResourceRequest) -> int | None:
         """Returns the CPUs of the pod's main containers for one that runs inside them; None: it has its own place."""

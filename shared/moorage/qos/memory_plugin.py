@@ -32,7 +32,7 @@ from .messages import (
     nodes_of,
 )
 from .node_policy import NodePolicy, RoleSpec
-from .pod_answers import requests_of
+from .pod_answers import adoption_order, requests_of
 from .state_file import BadState, seal, unseal
 from .topology_hints import Hint
 
@@ -156,7 +156,7 @@ class MemoryPlugin:
         leader = self._leader(request)
         wanted = dict(entry.requested)
         if leader and request.container_type == ContainerType.INIT:
-            wanted = self._beyond_mains(request, wanted)
+            wanted = self._beyond(request.pod_uid, request.container, wanted)
         if before is not None:
             self.nodes.release(before.blocks())
         try:
@@ -182,11 +182,11 @@ class MemoryPlugin:
             raise AllocationRefused(self._no_zone(request))
         return chosen & -chosen
 
-    def _beyond_mains(self, request: ResourceRequest, wanted: Mapping[str, int]) -> dict[str, int]:
+    def _beyond(self, uid: str, container: str, wanted: Mapping[str, int]) -> dict[str, int]:
         """An init container is done before the others begin: it needs only what it asks beyond them."""
         others: dict[str, int] = {}
-        for name, entry in self.entries.get(request.pod_uid, {}).items():
-            if name != request.container:
+        for name, entry in self.entries.get(uid, {}).items():
+            if name != container:
                 for resource, size in entry.taken.items():
                     others[resource] = others.get(resource, 0) + size
         return {name: max(0, size - others.get(name, 0)) for name, size in wanted.items()}
@@ -340,8 +340,8 @@ class MemoryPlugin:
             role = self.policy.role(pod.role) if pod is not None and pod.role else None
             if pod is None or role is None or not role.binds:
                 continue
-            for container in ("", *(spec.name for spec in pod.containers)):
-                info = containers.get(container, {}).get(MEMORY)
+            for container in adoption_order(pod, containers):
+                info = containers[container].get(MEMORY)
                 if info is None or container in self.entries.get(uid, {}):
                     continue
                 requests = requests_of(pod, container)
@@ -360,12 +360,14 @@ class MemoryPlugin:
         entry = MemoryEntry(namespace=pod.namespace, pod_name=pod.name, role=pod.role, requested=requested)
         entry.container_type = next((int(c.type) for c in pod.containers if c.name == container), ContainerType.MAIN)
         entry.nodes, entry.taken = format_cpuset(mask), dict(requested)
+        if entry.container_type == ContainerType.INIT:
+            entry.taken = self._beyond(pod.uid, container, requested)
         short = [
             name
-            for name, size in requested.items()
+            for name, size in entry.taken.items()
             if sum(self.nodes.nodes[node].free(name) for node in nodes_of(mask)) < size
         ]
-        self.nodes.take(mask, requested)
+        self.nodes.take(mask, entry.taken)
         self.entries.setdefault(pod.uid, {})[container] = entry
         return f"NUMA node {entry.nodes} has less {' and '.join(short)} free than it holds" if short else ""
 

@@ -48,6 +48,12 @@ def requests_of(pod: PodSpec, container: str) -> Mapping[str, float]:
     return next((c.requests for c in pod.containers if c.name == container), {})
 
 
+def adoption_order(pod: PodSpec, containers: Iterable[str]) -> list[str]:
+    """Returns the order in which plugins take over what containers of a pod have: as they were admitted, strangers last."""
+    rank = {name: place for place, name in enumerate(["", *(c.name for c in in_order(pod.containers))])}
+    return sorted(containers, key=lambda name: rank.get(name, len(rank)))
+
+
 def check_conflicts(record: PodRecord) -> None:
     """Raises AllocationRefused where two plugins set one property, variable or annotation of a container differently."""
     for container, allocation in record.containers.items():
