@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import msgspec
@@ -128,6 +129,38 @@ for _ in range(40):
         ({"providers": [{"name": "a", "inventories": {"F": -1}}]}, "providers[0].inventories", "BadInventory"),
         ({"providers": [{"name": "a", "inventories": {"F": {"total": 1, "reserved": 2}}}]}, "providers[0].inventories", "BadInventory"),
         ({"providers": [{"name": "a", "inventories": {"F": {"total": 1, "most": 2}}}]}, "providers[0].inventories", "WrongType"),
+        ({"providers": [{"name": "a", "inventories": {"F": 10**30}}]}, "providers[0].inventories.F", "BadInventory"),
+        ({"providers": [{"name": "a", "inventories": {"F": {"total": 2**63}}}]}, "providers[0].inventories.F", "BadInventory"),
+        ({"providers": [{"name": "a", "inventories": {"F": 1.5}}]}, "providers[0].inventories.F", "BadInventory"),
+        ({"providers": [{"name": "a", "inventories": {"F": {"total": 1, "allocationRatio": math.nan}}}]}, "providers[0].inventories.F.allocationRatio", "BadInventory"),
+        ({"providers": [{"name": "a", "inventories": {"F": 1}, "used": {"F": 10**30}}]}, "providers[0].used.F", "OutOfRange"),
+        ({"providers": [{"name": "a", "inventories": {"F": 1}, "used": {"F": 0.5}}]}, "providers[0].used.F", "BadQuantity"),
+        ({"providers": [{"name": "a", "inventories": {"F": 2}, "used": {"F": 1, "CUSTOM_F": 1}}]}, "providers[0].used.CUSTOM_F", "Duplicate"),
+        ({"providers": [{"name": "a", "traits": ["T", "a b"]}]}, "providers[0].traits[1]", "BadName"),
+        ({"providers": [{"name": "a", "providers": [{"name": "b", "traits": ["A" * 256]}]}]}, "providers[0].providers[0].traits[0]", "BadName"),
+        ({"providers": [{"name": "a", "aggregates": [""]}]}, "providers[0].aggregates[0]", "BadName"),
+        ({"providers": [{"name": "a", "aggregates": ["r1,r2"]}]}, "providers[0].aggregates[0]", "BadName"),
+        ({"providers": [{"name": "a", "properties": {"a b": 1}}]}, "providers[0].properties.a b", "BadName"),
+        ({"providers": [{"name": "a", "properties": {"x": math.nan}}]}, "providers[0].properties.x", "BadValue"),
+        ({"providers": [{"name": "a", "properties": {"x": 10**30}}]}, "providers[0].properties.x", "BadValue"),
+        ({"zones": [{"id": 0, "traits": ["low"]}]}, "zones[0].traits[0]", "BadName"),
+        ({"zones": [{"id": 10**30}]}, "zones[0].id", "BadName"),
+        ({"zones": [{"id": 0, "memory": 10**30}]}, "zones[0].memory", "BadInventory"),
+        ({"zones": [{"id": 0, "distances": [10**30]}]}, "zones[0].distances", "BadValue"),
+        ({"zones": [{"id": 0, "distances": {"b": 10}}]}, "zones[0].distances.b", "UnknownZone"),
+        ({"zones": [{"id": 0, "cpus": "0-3,2-4"}]}, "zones[0].resources", "BadInventory"),
+        ({"zones": [{"id": 0, "cpus": "0-3"}, {"id": 1, "cpus": "3-5"}]}, "zones[1].cpus", "BadInventory"),
+        ({"zones": [{"id": 0, "cpus": 10**30}], "nodePolicy": {}}, "zones[0].resources", "BadInventory"),
+        ({"devices": [{"name": "d", "kind": "g" * 256}]}, "devices[0].kind", "BadName"),
+        ({"devices": [{"name": "d", "kind": "g", "properties": {"x": math.inf}}]}, "devices[0].properties.x", "BadValue"),
+        ({"devices": [{"name": "d", "kind": "g", "shared": True, "properties": {"m": {"quantity": "1e30"}}}]}, "devices[0].properties.m", "OutOfRange"),
+        ({"devices": [{"name": "d", "kind": "g", "used": 0.5}]}, "devices[0].used", "BadQuantity"),
+        ({"devices": [{"name": "d", "kind": "g", "taints": [{"key": "", "effect": "NoSchedule"}]}]}, "devices[0].taints[0].key", "Required"),
+        ({"counters": {"c": {"x": 10**30}}}, "counters.c.x", "OutOfRange"),
+        ({"counters": {"c": {"": 1}}}, "counters.c.", "BadName"),
+        ({"cpuManager": {"policy": "static", "exclusive": 10**30}}, "cpuManager.exclusive", "OutOfRange"),
+        ({"allocatable": {"cpu": 10**30}}, "allocatable.cpu", "OutOfRange"),
+        ({"allocatable": {"a b": 1}}, "allocatable.a b", "BadName"),
         ({"providers": [{"name": f"p{i}"} for i in range(4096)]}, "", "OutOfRange"),
         ({"providers": [DEEP]}, "providers[0]" + ".providers[0]" * 30 + ".providers", "OutOfRange"),
         ({"topologyManager": {"policy": "best"}}, "topologyManager.policy", "BadValue"),
@@ -197,6 +230,22 @@ def test_every_broken_rule_is_reported() -> None:
         ("clusters[3].name", "Duplicate"),
         ("clusters[3].nodes[0].cpuManager.policy", "BadValue"),
     }
+
+
+@pytest.mark.parametrize("delay", [-1, math.nan, math.inf, 1e300])
+def test_delays_are_bounded(delay: float) -> None:
+    with pytest.raises(Refused) as refused:
+        decode({"clusters": [{"name": "a", "behaviour": {"applyDelayMs": delay}}]})
+    assert [(e.path, e.code) for e in refused.value.problem.errors] == [("clusters[0].behaviour", "OutOfRange")]
+
+
+def test_pods_request_no_less_than_nothing() -> None:
+    container = {"name": "c", "resources": {"requests": {"cpu": -1}}}
+    with pytest.raises(Refused) as refused:
+        decode(
+            {"clusters": [{"name": "a", "pods": [{"metadata": {"name": "p"}, "spec": {"containers": [container]}}]}]}
+        )
+    assert [(e.path, e.code) for e in refused.value.problem.errors] == [("clusters[0].pods[0]", "OutOfRange")]
 
 
 @given(

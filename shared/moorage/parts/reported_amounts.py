@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from itertools import pairwise
 
 from moorage.model.part_names import KUBERNETES_RESOURCES, short_name
 from moorage.model.part_reports import InventoryReport
@@ -26,9 +27,14 @@ def class_of(name: str) -> tuple[str, int]:
     return (short_name(name), 1) if found is None else (found.name, found.units)
 
 
+def is_resource(name: str) -> bool:
+    """Returns whether a resource or a class of parts may have the name."""
+    return _RESOURCE.fullmatch(name) is not None
+
+
 def inventory_of(name: str, given: str | InventoryReport) -> tuple[str, Inventory]:
     """Returns the class and the inventory of an amount that is reported. Raises `ValueError` if it makes no sense."""
-    if _RESOURCE.fullmatch(name) is None:
+    if not is_resource(name):
         raise ValueError("this is no name of a class or resource")
     if isinstance(given, str):
         resource, total = class_amount(name, given)
@@ -66,12 +72,15 @@ def cpu_count(given: int | str) -> int:
         if not 0 <= given <= 1 << 20:
             raise ValueError(f"{given} is no number of CPUs")
         return given
-    count = 0
+    runs: list[tuple[int, int]] = []
     for run in given.split(",") if given else ():
         first, dash, last = run.strip().partition("-")
         if not (first.isdecimal() and len(first) < 8 and (not dash or (last.isdecimal() and len(last) < 8))):
             raise ValueError(f"{given[:80]!r} is no list of CPUs")
-        count += int(last or first) - int(first) + 1
-        if int(last or first) < int(first):
-            raise ValueError(f"{given[:80]!r} is no list of CPUs")
-    return count
+        runs.append((int(first), int(last or first)))
+    runs.sort()
+    if any(low > high for low, high in runs):
+        raise ValueError(f"{given[:80]!r} is no list of CPUs")
+    if any(low <= before for (_, before), (low, _) in pairwise(runs)):
+        raise ValueError(f"{given[:80]!r} names a CPU twice")
+    return sum(high - low + 1 for low, high in runs)

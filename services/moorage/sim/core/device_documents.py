@@ -15,7 +15,8 @@ from moorage.parts.device_parts import class_of, path_in_layout, unit_of
 from moorage.parts.inside import Inside, encode, zone_id
 from moorage.parts.layout import layout_of
 
-Quantity = str | int | float
+from .value_rules import NAMED, Quantity, amount_errors, is_whole, property_errors, text_of, violation
+
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", re.ASCII)
 EFFECTS = ("NoSchedule", "NoExecute", "PreferNoSchedule", "None")
 _TYPES = ("string", "quantity", "bandwidth", "version", "int", "bool")
@@ -54,7 +55,7 @@ def device_reports(devices: Sequence[DeviceDocument]) -> list[DeviceReport]:
 
 def counter_reports(counters: Counters) -> list[CounterSetReport]:
     return [
-        CounterSetReport(name=name, counters={counter: _text(amount) for counter, amount in amounts.items()})
+        CounterSetReport(name=name, counters={counter: text_of(amount) for counter, amount in amounts.items()})
         for name, amounts in counters.items()
     ]
 
@@ -87,7 +88,7 @@ def _report(device: DeviceDocument) -> DeviceReport:
         capacity=(capacity or _WHOLE) if device.shared else {},
         taints=[DeviceTaint(key=taint.key, value=taint.value, effect=taint.effect) for taint in device.taints],
         divisible=device.shared,
-        consumes={name: {c: _text(n) for c, n in amounts.items()} for name, amounts in device.consumes.items()},
+        consumes={name: {c: text_of(n) for c, n in amounts.items()} for name, amounts in device.consumes.items()},
     )
 
 
@@ -120,12 +121,8 @@ def _capacity(value: PropertyValue) -> str:
     return value.quantity or (f"{parse_bandwidth(value.bandwidth) // _NANO}" if value.bandwidth else "")
 
 
-def _text(amount: Quantity) -> str:
-    return amount if isinstance(amount, str) else repr(amount)
-
-
 def _whole(amount: Quantity) -> int:
-    return -(-parse_nanos(_text(amount)) // _NANO)
+    return -(-parse_nanos(text_of(amount)) // _NANO)
 
 
 # --- rules ------------------------------------------------------------------------------------------------------------
@@ -140,7 +137,7 @@ def check_devices(devices: Sequence[DeviceDocument], counters: Counters, zones: 
         errors += _device_errors(device, counters, zones, at)
         name = f"{zone_id(device.zone)}/{device.name}"
         if name in names:
-            errors.append(_violation(f"{at}.name", "Duplicate", f"another device has the name {device.name}"))
+            errors.append(violation(f"{at}.name", "Duplicate", f"another device has the name {device.name}"))
         names.add(name)
     return errors or [*_layout_errors(devices, counters, path)]
 
@@ -148,50 +145,58 @@ def check_devices(devices: Sequence[DeviceDocument], counters: Counters, zones: 
 def _counter_errors(counters: Counters, path: str) -> Iterator[Violation]:
     for name, amounts in counters.items():
         if not _NAME.fullmatch(name):
-            yield _violation(f"{path}.{name}", "BadName", f"{name!r} is not a name of a set of counters")
+            yield violation(f"{path}.{name}", "BadName", f"{name!r} is not a name of a set of counters")
         for counter, amount in amounts.items():
-            yield from _amount_errors(amount, f"{path}.{name}.{counter}")
+            if not NAMED.fullmatch(counter):
+                yield violation(f"{path}.{name}.{counter}", "BadName", f"{counter[:80]!r} is not a name of a counter")
+            yield from amount_errors("", amount, f"{path}.{name}.{counter}")
 
 
 def _device_errors(device: DeviceDocument, counters: Counters, zones: set[str], at: str) -> Iterator[Violation]:
     if not _NAME.fullmatch(device.name):
-        yield _violation(f"{at}.name", "BadName", f"{device.name!r} is not a name of a device")
+        yield violation(f"{at}.name", "BadName", f"{device.name!r} is not a name of a device")
     if not device.kind:
-        yield _violation(f"{at}.kind", "Required", "is required: what classes call Kind")
+        yield violation(f"{at}.kind", "Required", "is required: what classes call Kind")
+    for field, text in (("kind", device.kind), ("vendor", device.vendor)):
+        if text and not NAMED.fullmatch(text):
+            message = f"{text[:80]!r} must be 1 to 255 characters, none of them a control character"
+            yield violation(f"{at}.{field}", "BadName", message)
     if not 0 <= device.quantity <= 1 << 40:
-        yield _violation(f"{at}.quantity", "OutOfRange", "must be 0 or more")
+        yield violation(f"{at}.quantity", "OutOfRange", "must be 0 or more")
     if (zone := zone_id(device.zone)) and zone not in zones:
-        yield _violation(f"{at}.zone", "UnknownZone", f"no zone has the id {zone}")
+        yield violation(f"{at}.zone", "UnknownZone", f"no zone has the id {zone}")
     for name, value in device.properties.items():
+        where = f"{at}.properties.{name}"
         try:
-            _value(value)
+            capacity = _capacity(_value(value))
         except ValueError as error:
-            yield _violation(f"{at}.properties.{name}", "BadValue", str(error))
+            yield violation(where, "BadValue", str(error))
+            continue
+        if capacity and device.shared:
+            yield from amount_errors("", capacity, where)
+    yield from property_errors(device.properties, f"{at}.properties")
     for i, taint in enumerate(device.taints):
+        if not NAMED.fullmatch(taint.key):
+            yield violation(f"{at}.taints[{i}].key", "Required", "must be 1 to 255 characters, like example.com/broken")
         if taint.effect not in EFFECTS:
-            yield _violation(f"{at}.taints[{i}].effect", "BadValue", f"must be one of {', '.join(EFFECTS)}")
+            yield violation(f"{at}.taints[{i}].effect", "BadValue", f"must be one of {', '.join(EFFECTS)}")
     if device.shared and (device.consumes or device.quantity != 1):
-        yield _violation(f"{at}.shared", "Contradiction", "a shared device is one, and consumes nothing of counters")
+        yield violation(f"{at}.shared", "Contradiction", "a shared device is one, and consumes nothing of counters")
     for name, amounts in device.consumes.items():
         for counter, amount in amounts.items():
             if counter not in counters.get(name, {}):
                 message = f"the node has no counter {counter} in a set {name}"
-                yield _violation(f"{at}.consumes.{name}.{counter}", "UnknownCounter", message)
-            yield from _amount_errors(amount, f"{at}.consumes.{name}.{counter}")
+                yield violation(f"{at}.consumes.{name}.{counter}", "UnknownCounter", message)
+            yield from amount_errors("", amount, f"{at}.consumes.{name}.{counter}")
     used = device.used if isinstance(device.used, dict) else {"": device.used}
     if isinstance(device.used, dict) != device.shared and device.used:
         wanted = "amounts of its capacities" if device.shared else "a number of devices"
-        yield _violation(f"{at}.used", "WrongType", f"must be {wanted}")
+        yield violation(f"{at}.used", "WrongType", f"must be {wanted}")
     for name, amount in used.items():
-        yield from _amount_errors(amount, f"{at}.used{'.' + name if name else ''}")
-
-
-def _amount_errors(amount: Quantity, path: str) -> Iterator[Violation]:
-    try:
-        if parse_nanos(_text(amount)) < 0:
-            yield _violation(path, "OutOfRange", "must not be negative")
-    except ValueError as error:
-        yield _violation(path, "BadQuantity", str(error))
+        where = f"{at}.used{'.' + name if name else ''}"
+        yield from amount_errors("", amount, where)
+        if not name and not is_whole(amount):
+            yield violation(where, "BadQuantity", "devices are counted in whole ones")
 
 
 def _layout_errors(devices: Sequence[DeviceDocument], counters: Counters, path: str) -> Iterator[Violation]:
@@ -200,20 +205,16 @@ def _layout_errors(devices: Sequence[DeviceDocument], counters: Counters, path: 
     inside = Inside(zones=zones, devices=device_reports(devices), counters=counter_reports(counters))
     layout = layout_of(encode(inside))
     for dropped in layout.dropped:
-        yield _violation(f"{path}.devices", "BadInventory", str(dropped))
+        yield violation(f"{path}.devices", "BadInventory", str(dropped))
     for i, (device, (part, held)) in enumerate(_held(devices)):
         inventories = layout.parts[layout.at[part]].inventories if part in layout.at else {}
         for name, amount in held.items():
             if name not in inventories or amount > inventories[name].capacity:
                 message = f"more of {device.name} is in use than there is"
-                yield _violation(f"{path}.devices[{i}].used", "BadInventory", message)
+                yield violation(f"{path}.devices[{i}].used", "BadInventory", message)
 
 
 def _held(devices: Sequence[DeviceDocument]) -> Iterator[tuple[DeviceDocument, tuple[str, dict[str, int]]]]:
     for device in devices:
         for part, held in devices_in_use([device]).items() or (("", {}),):
             yield device, (f"/{part}", held)
-
-
-def _violation(path: str, code: str, message: str) -> Violation:
-    return Violation(path=path, code=code, message=message)

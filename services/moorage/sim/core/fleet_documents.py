@@ -33,9 +33,12 @@ from .object_documents import check_objects
 from .pod_needs import read_pod
 from .policy_documents import check_policy_document, policy_topology
 from .policy_zones import PolicyTopology
+from .value_rules import amount_errors, resource_errors, text_of
 
 MAX_CLUSTERS = 200_000
 MAX_NODES = 20_000  # of one cluster
+MAX_DELAY_MS = 10**10
+MAX_CORES = 1 << 20  # exclusive ones of one node
 
 
 class TaintDocument(Strict, kw_only=True):
@@ -155,10 +158,6 @@ def _quoted(value: Any) -> str:
     return f", in quotes: '{str(value).lower()}'"
 
 
-def quantity_text(value: str | float) -> str:
-    return value if isinstance(value, str) else repr(value)
-
-
 class _FleetRules:
     """Checks the rules that types cannot express, and collects the violations of the whole document."""
 
@@ -193,8 +192,9 @@ class _FleetRules:
                 self._report(f"{path}.{field}", "BadName", f"{value!r} is not a name")
         self._count(cluster.count, MAX_CLUSTERS, f"{path}.count")
         behaviour = cluster.behaviour
-        if min(behaviour.apply_delay_ms, behaviour.ready_delay_ms, behaviour.topology_delay_ms) < 0:
-            self._report(f"{path}.behaviour", "OutOfRange", "delays must not be negative")
+        delays = behaviour.apply_delay_ms, behaviour.ready_delay_ms, behaviour.topology_delay_ms
+        if not all(0 <= delay <= MAX_DELAY_MS for delay in delays):  # nor is NaN
+            self._report(f"{path}.behaviour", "OutOfRange", f"delays must be within 0 and {MAX_DELAY_MS} ms")
         names: set[str] = set()
         for i, node in enumerate(cluster.nodes):
             at = f"{path}.nodes[{i}]"
@@ -220,28 +220,29 @@ class _FleetRules:
         if not is_name(node.name):
             self._report(f"{path}.name", "BadName", f"{node.name!r} is not a name")
         self._count(node.count, MAX_NODES, f"{path}.count")
+        self.errors += resource_errors(node.allocatable, f"{path}.allocatable")
         amounts: dict[str, int] = {}
         for name, value in node.allocatable.items():
-            try:
-                amounts[name] = parse_amount(name, quantity_text(value), False)
-                if amounts[name] < 0:
-                    self._report(f"{path}.allocatable.{name}", "OutOfRange", "must not be negative")
-            except ValueError as error:
-                self._report(f"{path}.allocatable.{name}", "BadQuantity", str(error))
+            wrong = [*amount_errors(name, value, f"{path}.allocatable.{name}")]
+            self.errors += wrong
+            if not wrong:
+                amounts[name] = parse_amount(name, text_of(value), False)
         for i, taint in enumerate(node.taints):
             if taint.effect not in ("NoSchedule", "PreferNoSchedule", "NoExecute"):
                 self._report(f"{path}.taints[{i}].effect", "BadValue", f"{taint.effect!r} is not an effect of a taint")
         if node.cpu_manager is not None:
             if node.cpu_manager.policy not in ("none", "static"):
                 self._report(f"{path}.cpuManager.policy", "BadValue", "must be none or static")
-            if node.cpu_manager.exclusive < 0:
-                self._report(f"{path}.cpuManager.exclusive", "OutOfRange", "must not be negative")
+            if not 0 <= node.cpu_manager.exclusive <= MAX_CORES:
+                self._report(f"{path}.cpuManager.exclusive", "OutOfRange", f"must be within 0 and {MAX_CORES}")
+        inside: list[Violation] = []
         if node.zones or node.providers or node.topology_manager is not None:
-            self.errors += check_inside(node.zones, node.providers, node.topology_manager, amounts, path)
+            inside = check_inside(node.zones, node.providers, node.topology_manager, amounts, path)
+            self.errors += inside
         if node.devices or node.counters:
             zones = {zone_id(zone.id) for zone in node.zones}
             self.errors += check_devices(node.devices, node.counters, zones, path)
-        if node.node_policy is not None:
+        if node.node_policy is not None and not inside:
             self.errors += check_policy_document(node.zones, node.node_policy, f"{path}.nodePolicy")
 
     def _pod(self, pod: dict[str, Any], path: str, nodes: set[str]) -> None:
@@ -250,6 +251,8 @@ class _FleetRules:
         except ValueError as error:
             self._report(path, "BadPod", str(error))
             return
+        if any(amount < 0 for amount in need.requests.values()):
+            self._report(path, "OutOfRange", "a container must not request less than nothing")
         if need.node_name and need.node_name not in nodes:
             self._report(f"{path}.spec.nodeName", "BadValue", f"{need.node_name!r} is not a node of this cluster")
 
@@ -298,7 +301,7 @@ def _kind(node: NodeDocument) -> NodeKind:
         fields.pop("zones", None)
     used = {} if topology is not None else {"inUse": inside.texts} if inside.used else {}
     return NodeKind(
-        allocatable={name: canonical_quantity(quantity_text(value)) for name, value in node.allocatable.items()},
+        allocatable={name: canonical_quantity(text_of(value)) for name, value in node.allocatable.items()},
         labels=node.labels | node_labels(node.machines),
         taints=(
             *(Taint(key=t.key, value=t.value, effect=t.effect) for t in node.taints),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -21,12 +22,24 @@ from moorage.parsing import format_amount
 from moorage.parts import kubelet
 from moorage.parts.inside import Inside, encode, zone_id
 from moorage.parts.layout import ANY, MAX_DEPTH, MAX_PARTS, InnerPart, layout_of
-from moorage.parts.reported_amounts import class_amount
+from moorage.parts.reported_amounts import class_amount, class_of
+from moorage.qos.cpusets import parse_cpuset
 from moorage.qos.topology_hints import TopologyPolicy, TopologyScope
 
 from .node_zones import NodeTopology, SimulatedZone
+from .value_rules import (
+    Quantity,
+    aggregate_errors,
+    amount_errors,
+    is_counted,
+    is_too_large,
+    property_errors,
+    text_of,
+    trait_errors,
+    violation,
+)
 
-Quantity = str | int | float
+_MAX_ZONE, _MAX_DISTANCE = (1 << 16) - 1, (1 << 16) - 1
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", re.ASCII)
 _POLICIES: dict[str, TopologyPolicy] = {
     "none": "none",
@@ -166,8 +179,8 @@ def _zone(zone: ZoneDocument, zones: Sequence[ZoneDocument]) -> ZoneReport:
         parent=zone.parent,
         inventories=_inventories(zone.resources),
         cpus=zone.cpus,
-        memory=_text(zone.memory),
-        reserved=ZoneReserve(cpus=zone.reserved.cpus, memory=_text(zone.reserved.memory)) if zone.reserved else None,
+        memory=text_of(zone.memory),
+        reserved=ZoneReserve(cpus=zone.reserved.cpus, memory=text_of(zone.reserved.memory)) if zone.reserved else None,
         distances={zone_id(other.id): far for other, far in zip(zones, distances, strict=False)}
         if isinstance(distances, list)
         else distances,
@@ -189,25 +202,21 @@ def _walk(providers: Iterable[ProviderDocument]) -> Iterator[tuple[str, str, Pro
 def _inventories(given: Mapping[str, Quantity | InventoryDocument]) -> dict[str, str | InventoryReport]:
     return {
         name: InventoryReport(
-            total=_text(found.total),
-            reserved=_text(found.reserved),
+            total=text_of(found.total),
+            reserved=text_of(found.reserved),
             min_unit=found.min_unit,
             max_unit=found.max_unit,
             step_size=found.step_size,
             allocation_ratio=found.allocation_ratio,
         )
         if isinstance(found, InventoryDocument)
-        else _text(found)
+        else text_of(found)
         for name, found in given.items()
     }
 
 
 def _amounts(used: Mapping[str, Quantity]) -> dict[str, int]:
-    return dict(class_amount(name, _text(amount), up=True) for name, amount in used.items())
-
-
-def _text(value: Quantity) -> str:
-    return value if isinstance(value, str) else repr(value)
+    return dict(class_amount(name, text_of(amount), up=True) for name, amount in used.items())
 
 
 def check_inside(
@@ -220,21 +229,15 @@ def check_inside(
     """Returns what is wrong with the inside of a node that has these amounts."""
     errors: list[Violation] = []
     if manager is not None and manager.policy not in _POLICIES:
-        errors.append(
-            _violation(f"{path}.topologyManager.policy", "BadValue", f"must be one of {', '.join(_POLICIES)}")
-        )
+        errors.append(violation(f"{path}.topologyManager.policy", "BadValue", f"must be one of {', '.join(_POLICIES)}"))
     if manager is not None and manager.scope not in _SCOPES:
-        errors.append(_violation(f"{path}.topologyManager.scope", "BadValue", "must be container or pod"))
+        errors.append(violation(f"{path}.topologyManager.scope", "BadValue", "must be container or pod"))
     parents = {zone_id(zone.id): zone_id(zone.parent) for zone in zones}
     structure = [*_zone_errors(zones, parents, path), *_provider_errors(providers, set(parents), f"{path}.providers")]
     at = dict(_locations(zones, providers, path))
     if len(at) + 2 > MAX_PARTS:
-        structure.append(_violation(path, "OutOfRange", f"at most {MAX_PARTS} parts of a node"))
+        structure.append(violation(path, "OutOfRange", f"at most {MAX_PARTS} parts of a node"))
     return [*errors, *structure, *(() if structure else _amount_errors(zones, providers, node, at, path))]
-
-
-def _violation(path: str, code: str, message: str) -> Violation:
-    return Violation(path=path, code=code, message=message)
 
 
 def _locations(
@@ -253,26 +256,44 @@ def _locations(
 
 def _zone_errors(zones: Sequence[ZoneDocument], parents: Mapping[str, str], path: str) -> Iterator[Violation]:
     known: set[str] = set()
+    held: dict[str, list[tuple[str, int]]] = {}  # zones and their CPUs by what they are parts of
     for i, zone in enumerate(zones):
         at, ident = f"{path}.zones[{i}]", zone_id(zone.id)
-        if ident == ANY or not _NAME.fullmatch(ident) or (isinstance(zone.id, int) and zone.id < 0):
-            yield _violation(f"{at}.id", "BadName", f"{zone.id!r} is not an id of a zone")
+        if ident == ANY or not _NAME.fullmatch(ident) or (isinstance(zone.id, int) and not 0 <= zone.id <= _MAX_ZONE):
+            yield violation(f"{at}.id", "BadName", f"{zone.id!r} is not an id of a zone")
         elif ident in known:
-            yield _violation(f"{at}.id", "Duplicate", f"another zone has the id {ident}")
+            yield violation(f"{at}.id", "Duplicate", f"another zone has the id {ident}")
         known.add(ident)
+        cpus = _cpus(zone)
+        for other, theirs in held.setdefault(parents[ident], []):
+            if cpus & theirs:
+                yield violation(f"{at}.cpus", "BadInventory", f"the zone {other} has some of these CPUs, too")
+        held[parents[ident]].append((ident, cpus))
         distances = zone.distances if isinstance(zone.distances, list) else list(zone.distances.values())
-        if any(distance < 0 for distance in distances) or (
+        if any(not 0 <= distance <= _MAX_DISTANCE for distance in distances) or (
             isinstance(zone.distances, list) and len(distances) not in (0, len(zones))
         ):
-            yield _violation(f"{at}.distances", "BadValue", "must be one distance, 0 or more, to each zone")
+            message = f"must be one distance, 0 to {_MAX_DISTANCE}, to each zone"
+            yield violation(f"{at}.distances", "BadValue", message)
+        for other in zone.distances if isinstance(zone.distances, dict) else ():
+            if zone_id(other) not in parents:
+                yield violation(f"{at}.distances.{other}", "UnknownZone", f"no zone has the id {other}")
         above, seen = parents[ident], {ident}
         while above in parents and above not in seen:
             seen.add(above)
             above = parents[above]
         if above == ident:
-            yield _violation(f"{at}.parent", "Cycle", f"{ident} is among its own parents")
+            yield violation(f"{at}.parent", "Cycle", f"{ident} is among its own parents")
         elif parents[ident] and parents[ident] not in parents:
-            yield _violation(f"{at}.parent", "UnknownZone", f"no zone has the id {parents[ident]}")
+            yield violation(f"{at}.parent", "UnknownZone", f"no zone has the id {parents[ident]}")
+
+
+def _cpus(zone: ZoneDocument) -> int:
+    """Returns the CPUs that the zone lists; none if it has a number of them, or no list that can be read."""
+    try:
+        return parse_cpuset(zone.cpus) if isinstance(zone.cpus, str) else 0
+    except ValueError:
+        return 0
 
 
 def _provider_errors(
@@ -282,17 +303,17 @@ def _provider_errors(
     for i, provider in enumerate(providers):
         at, zone = f"{path}[{i}]", zone_id(provider.zone)
         if not _NAME.fullmatch(provider.name) or (provider.name == ANY and not zone and depth == 1):
-            yield _violation(f"{at}.name", "BadName", f"{provider.name!r} is not a name of a provider")
+            yield violation(f"{at}.name", "BadName", f"{provider.name!r} is not a name of a provider")
         name = f"{zone}/{provider.name}" if zone else provider.name
         if name in names:
-            yield _violation(f"{at}.name", "Duplicate", f"another part has the name {name}")
+            yield violation(f"{at}.name", "Duplicate", f"another part has the name {name}")
         names.add(name)
         if zone and depth > 1:
-            yield _violation(f"{at}.zone", "BadValue", "only the outermost provider has a zone")
+            yield violation(f"{at}.zone", "BadValue", "only the outermost provider has a zone")
         elif zone and zone not in zones:
-            yield _violation(f"{at}.zone", "UnknownZone", f"no zone has the id {zone}")
+            yield violation(f"{at}.zone", "UnknownZone", f"no zone has the id {zone}")
         if provider.providers and depth >= MAX_DEPTH - 1:
-            yield _violation(f"{at}.providers", "OutOfRange", f"at most {MAX_DEPTH} parts deep")
+            yield violation(f"{at}.providers", "OutOfRange", f"at most {MAX_DEPTH} parts deep")
         else:
             yield from _provider_errors(provider.providers, zones, f"{at}.providers", depth + 1)
 
@@ -304,7 +325,7 @@ def _amount_errors(
     at: Mapping[str, str],
     path: str,
 ) -> Iterator[Violation]:
-    unreadable = [error for ident, used in _uses(zones, providers) for error in _use_errors(used, f"{at[ident]}.used")]
+    unreadable = [*_unreadable(zones, providers, at)]
     yield from unreadable
     if unreadable:
         return
@@ -312,30 +333,58 @@ def _amount_errors(
     layout = layout_of(encode(Inside(zones=found.zones, providers=found.providers, node=dict(node))))
     of_zones = {zone_id(zone.id) for zone in zones}
     for ident, why in layout.dropped:
-        yield _violation(f"{at[ident]}.{'resources' if ident in of_zones else 'inventories'}", "BadInventory", why)
+        yield violation(f"{at[ident]}.{'resources' if ident in of_zones else 'inventories'}", "BadInventory", why)
     for part in layout.parts[1:]:
         for name, amount in found.used.get(part.path[1:], {}).items():
             if name not in part.inventories or amount > part.inventories[name].capacity:
                 where = f"{at[part.path[1:]]}.used.{name}"
-                yield _violation(where, "BadInventory", "more is in use than there is")
+                yield violation(where, "BadInventory", "more is in use than there is")
     if not layout.dropped:
         yield from _sum_errors(layout.parts, node, at, path)
 
 
-def _uses(
-    zones: Sequence[ZoneDocument], providers: Sequence[ProviderDocument]
-) -> Iterator[tuple[str, Mapping[str, Quantity]]]:
-    yield from ((zone_id(zone.id), zone.used) for zone in zones)
-    yield from ((ident, provider.used) for ident, _, provider in _walk(providers))
+def _unreadable(
+    zones: Sequence[ZoneDocument], providers: Sequence[ProviderDocument], at: Mapping[str, str]
+) -> Iterator[Violation]:
+    """Yields names and amounts of which no parts can be made."""
+    for zone in zones:
+        where = at[zone_id(zone.id)]
+        yield from trait_errors(zone.traits, f"{where}.traits")
+        yield from aggregate_errors(zone.aggregates, f"{where}.aggregates")
+        yield from _inventory_errors(zone.resources, f"{where}.resources")
+        if is_too_large("memory", zone.memory):
+            yield violation(f"{where}.memory", "BadInventory", f"{text_of(zone.memory)[:80]} is too large")
+        yield from _use_errors(zone.used, f"{where}.used")
+    for ident, _, provider in _walk(providers):
+        where = at[ident]
+        yield from trait_errors(provider.traits, f"{where}.traits")
+        yield from aggregate_errors(provider.aggregates, f"{where}.aggregates")
+        yield from property_errors(provider.properties, f"{where}.properties")
+        yield from _inventory_errors(provider.inventories, f"{where}.inventories")
+        yield from _use_errors(provider.used, f"{where}.used")
+
+
+def _inventory_errors(inventories: Mapping[str, Quantity | InventoryDocument], path: str) -> Iterator[Violation]:
+    """Yields what a report could not say; all else that is wrong with an inventory, the parts made of it tell."""
+    for name, given in inventories.items():
+        if isinstance(given, InventoryDocument) and not math.isfinite(given.allocation_ratio):
+            message = f"{given.allocation_ratio} is no allocation ratio"
+            yield violation(f"{path}.{name}.allocationRatio", "BadInventory", message)
+        amounts = (given.total, given.reserved) if isinstance(given, InventoryDocument) else (given,)
+        for amount in amounts:
+            if is_too_large(name, amount):
+                yield violation(f"{path}.{name}", "BadInventory", f"{text_of(amount)[:80]} is too large")
+            elif not is_counted(name, amount):
+                yield violation(f"{path}.{name}", "BadInventory", f"{name} is counted in whole ones")
 
 
 def _use_errors(used: Mapping[str, Quantity], path: str) -> Iterator[Violation]:
+    known: set[str] = set()
     for name, amount in used.items():
-        try:
-            if class_amount(name, _text(amount), up=True)[1] < 0:
-                yield _violation(f"{path}.{name}", "OutOfRange", "must not be negative")
-        except ValueError as error:
-            yield _violation(f"{path}.{name}", "BadQuantity", str(error))
+        yield from amount_errors(name, amount, f"{path}.{name}")
+        if class_of(name)[0] in known:
+            yield violation(f"{path}.{name}", "Duplicate", "the use of this class is given twice")
+        known.add(class_of(name)[0])
 
 
 def _sum_errors(
@@ -354,4 +403,4 @@ def _sum_errors(
         if total > have:
             where, of = (at[parts[above].path[1:]], parts[above].path[1:]) if above else (f"{path}.zones", "the node")
             texts = format_amount(name, total), format_amount(name, have)
-            yield _violation(where, "BadInventory", f"parts have {texts[0]} {name} together, {of} has {texts[1]}")
+            yield violation(where, "BadInventory", f"parts have {texts[0]} {name} together, {of} has {texts[1]}")
