@@ -150,6 +150,20 @@ def test_reasons_count_parts_and_name_the_nearest_miss() -> None:
     ]
 
 
+def test_a_tree_that_is_nowhere_is_named() -> None:
+    full = _node("4", "numa-0/fpga", in_use={"numa-0/fpga": {"FPGA": "1"}}, name="n-1")
+    fleet = fleet_of({"lab/none": [_node("4", "numa-0/fpga")], "lab/full": [_node("4", "numa-0/fpga"), full]})
+    shape = _shape(PartGroup(suffix="_A", resources={"FPGA": 1}, in_tree="n-1/numa-0"), C)
+    assert dict(_reasons(fleet, shape)) == {
+        "lab/none": {"code": "PartMissing", "group": "_A", "consumer": "encoder"},
+        "lab/full": {
+            "code": "PartShort", "group": "_A", "need": "FPGA", "needed": "1", "free": "0", "consumer": "encoder"
+        },
+    }  # fmt: skip
+    answer = TopologyAnswers(fleet).answer(_ask({"web": [shape]}, explain=True))
+    assert answer.apps["web"].reasons[0].message.startswith("no node is n-1, in whose tree inTree wants parts of")
+
+
 @pytest.mark.parametrize(
     ("relation", "name"),
     [

@@ -85,6 +85,13 @@ WRONG_TOPOLOGIES: list[tuple[dict[str, Any], dict[str, str]]] = [
     ({"groups": ["_C"]}, {f"{TOPOLOGY}.groups": "WrongType"}),
     ({"rootRequired": ["A", "!A"]}, {f"{TOPOLOGY}.rootRequired": "Contradiction"}),
     ({"rootMemberOf": [""]}, {f"{TOPOLOGY}.rootMemberOf[0]": "InvalidName"}),
+    ({"groups": {"_E": {}}, "sameSubtree": [["_C", "_E"]]}, {f"{TOPOLOGY}.groups._E": "ResourcelessGroup"}),
+    ({"groups": {"_C": {"required": ["CUSTOM_"]}}}, {f"{TOPOLOGY}.groups._C.required[0]": "InvalidName"}),
+    ({"groups": {"_C": {"inTree": "a b"}}}, {f"{TOPOLOGY}.groups._C.inTree": "InvalidName"}),
+    ({"groups": {"_C": {"memberOf": ["!in:"]}}}, {f"{TOPOLOGY}.groups._C.memberOf[0]": "InvalidName"}),
+    ({"sameSubtree": [["_C", "_A"], ["_C", "!_A"]]}, {f"{TOPOLOGY}.sameSubtree[1]": "Contradiction"}),
+    ({"rootRequired": [f"T{i}" for i in range(65)]}, {f"{TOPOLOGY}.rootRequired": "TooMany"}),
+    ({"isolate": ["_C"] * 65}, {f"{TOPOLOGY}.isolate": "TooMany"}),
 ]
 
 
@@ -139,6 +146,31 @@ def test_consumers_of_one_object_share_groups() -> None:
     assert _violations(*zones) == {"spec.apps[0].consumers[1].topology.zone": "Contradiction"}
     policies = [_consumer(CPU, topology={"isolate": ["_C"]}), _consumer(topology={"groupPolicy": "none"})]
     assert _violations(*policies) == {f"{TOPOLOGY}.isolate": "Contradiction"}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "path"),
+    [
+        ({"required": ["A"]}, {"required": ["!A"]}, "required"),
+        ({"memberOf": ["a"]}, {"memberOf": ["!a"]}, "memberOf"),
+        ({"inTree": "n-0"}, {"inTree": "n-1"}, "inTree"),
+    ],
+)
+def test_consumers_of_one_object_say_the_same_of_a_group(
+    first: dict[str, Any], second: dict[str, Any], path: str
+) -> None:
+    found = [_consumer(CPU, topology={"groups": {"_C": first}}), _consumer(topology={"groups": {"_C": second}})]
+    other = "spec.apps[0].consumers[1].topology"
+    assert _violations(*found) == {f"{other}.groups._C.{path}": "Contradiction"}
+
+
+def test_a_pod_asks_for_more_than_groups_without_resources() -> None:
+    topology = {"groups": {"_N": {"required": ["HW_NIC_ROOT"]}}, "sameSubtree": [["_N"]]}
+    label = {"label": "a", "value": "b"}
+    for needs in ([], [label]):
+        assert _violations(_consumer(*needs, topology=topology)) == {f"{TOPOLOGY}.groups._N": "ResourcelessGroup"}
+    plain = {"resource": "cpu", "requests": 1}
+    assert [g.suffix for g in _shape(_consumer(plain, topology=topology)).groups] == ["_N"]
 
 
 def test_the_amount_of_a_group_is_that_of_the_pod() -> None:

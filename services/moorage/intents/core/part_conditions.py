@@ -54,17 +54,17 @@ def _read(entry: str) -> tuple[bool, tuple[str, ...]]:
 
 def check_traits(entries: Sequence[str], path: str, diagnostics: Diagnostics) -> None:
     message = "is not a trait: write NAME, !NAME or in:NAME,NAME with names of A-Z, 0-9 and _"
-    _check(entries, path, lambda name: _TRAIT.fullmatch(name) is not None, message, diagnostics)
+    _check(entries, path, lambda name: _TRAIT.fullmatch(short_name(name)) is not None, message, diagnostics)
     for i, entry in enumerate(entries):
         if entry.startswith("!in:"):
             diagnostics.error(f"{path}[{i}]", "InvalidName", f"{entry!r}: forbid traits one by one, like !NAME")
-    _check_contradiction(traits(entries), path, diagnostics)
+    check_contradiction(traits(entries), path, diagnostics)
 
 
 def check_aggregates(entries: Sequence[str], path: str, diagnostics: Diagnostics) -> None:
     message = "is not an aggregate: write NAME, !NAME, in:NAME,NAME or !in:NAME,NAME, at most 255 characters a name"
     _check(entries, path, lambda name: _AGGREGATE.fullmatch(name) is not None, message, diagnostics)
-    _check_contradiction(aggregates(entries), path, diagnostics)
+    check_contradiction(aggregates(entries), path, diagnostics)
 
 
 def _check(
@@ -75,7 +75,11 @@ def _check(
             diagnostics.error(f"{path}[{i}]", "InvalidName", f"{entry!r} {message}")
 
 
-def _check_contradiction(conditions: Conditions, path: str, diagnostics: Diagnostics) -> None:
-    for names in conditions.required:
-        if set(names) <= set(conditions.forbidden):
-            diagnostics.error(path, "Contradiction", f"requires and forbids {', '.join(names)}")
+def check_contradiction(conditions: Conditions, path: str, diagnostics: Diagnostics) -> None:
+    for names in contradictions(conditions):
+        diagnostics.error(path, "Contradiction", f"requires and forbids {', '.join(names)}")
+
+
+def contradictions(conditions: Conditions) -> list[tuple[str, ...]]:
+    """Returns the required entries all of whose names are forbidden."""
+    return [names for names in conditions.required if set(names) <= set(conditions.forbidden)]

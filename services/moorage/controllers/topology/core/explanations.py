@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from moorage.fit import Unassigned, assign
 from moorage.fit.cluster_fit import compute_fit, rows_of_clusters
-from moorage.fit.inner_rows import nodes_by_layout
+from moorage.fit.inner_rows import nodes_by_layout, tree_node
 from moorage.fit.static_inside import StaticInside
 from moorage.model.part_names import HW_NUMA_ROOT, is_class
 from moorage.model.part_requests import AttributeRelation, RoleZone
@@ -63,13 +63,35 @@ class PartExplanations:
 
     def reasons(self) -> list[tuple[Reason, Mask]]:
         """Returns each reason with its clusters. A cluster is counted for the first thing that fails there."""
-        found: list[tuple[Reason, Mask]] = []
+        found: list[tuple[Reason, Mask]] = [*self._of_trees()]
         for suffix, group in pod_request(self._shape).groups.items():
             if not group.devices:  # the controller of resource classes explains these
                 found += self._of_group(suffix, group)
         if self._left.any():
             found += self._of_relations()
         return found
+
+    def _of_trees(self) -> Iterator[tuple[Reason, Mask]]:
+        """Yields where the node is not whose tree a group names. What is said of other clusters is about that node alone."""
+        named = {tree_node(group.in_tree): group for group in self._shape.groups if group.in_tree and not group.optional}
+        if not named:
+            return
+        there = np.zeros(self._fleet.size, np.bool_)
+        nodes: list[int] = []
+        for cid in np.flatnonzero(self._left).tolist():
+            rows = [self._fleet.row_of(cid, node) for node in named]
+            if len(rows) == 1 and rows[0] is not None:
+                nodes.append(rows[0])
+                there[cid] = True
+        clusters: Mask = self._left & ~there
+        self._left &= there
+        if clusters.any():
+            group = next(iter(named.values()))
+            trees = " and ".join(sorted(named))
+            message = f"no node is {trees}, in whose tree inTree wants parts of {self._shape.object}"
+            yield self._reason("PartMissing", clusters, message, group=group.suffix), clusters
+        keep = np.isin(self._fleet.parts.node[self._rows], nodes)
+        self._rows, self._cluster = self._rows[keep], self._cluster[keep]
 
     def _as_asked(self, shape: Shape) -> Shape:
         """Returns the shape with what its role, or CPUs of its own, take of zones on the first of these nodes that tells that."""
