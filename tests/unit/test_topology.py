@@ -9,7 +9,7 @@ import pytest
 from moorage.candidates.decode import DecodedAnswer, decode_answer
 from moorage.controllers.hardware.core.answers import HardwareAnswers
 from moorage.controllers.topology.core.answers import TopologyAnswers
-from moorage.fit import Assigned, FitCache, assign
+from moorage.fit import Assigned, FitCache, Unassigned, assign
 from moorage.fleet import Fleet
 from moorage.model.candidates import Answer, Ask, OwnClaim
 from moorage.model.claims import Slot
@@ -300,6 +300,22 @@ def test_more_pods_than_parts_serve() -> None:
     assert _reasons(fleet, shape) == [
         ("lab/a", {"code": "PartShort", "need": "pods", "needed": "3", "free": "2", "consumer": "video"})
     ]
+
+
+def test_a_device_that_several_nodes_reach_serves_one_pod() -> None:
+    """Three nodes reach one device: each alone could serve a pod."""
+    nodes = [node(f"n-{number}", cpu="8") for number in range(3)]
+    for made in nodes:
+        made.devices = [DeviceReport(id="d.x/rack/x", driver="d.x", pool="rack", name="x", shared=True)]
+    fleet = fleet_of({"lab/a": nodes})
+    ask = DeviceAsk(selectors=('device.driver == "d.x"',), count=1)
+    for count in (2, 3, 4):
+        shape = _shape(PartGroup(suffix="gpu", devices=(ask,)), count=count)
+        found = assign(fleet, fleet.rows_of(0), [shape])
+        assert isinstance(found, Unassigned)
+        assert (found.code, found.needed, found.best) == ("PartShort", count, 1)
+        assert found.message == f"parts of the nodes serve 1 of the {count} pods"
+        assert "serve at most 1 of the" in _message(fleet, shape)
 
 
 def test_objects_and_apps_that_fit_alone_but_not_together() -> None:

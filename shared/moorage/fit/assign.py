@@ -263,9 +263,11 @@ class _ClusterNodes:
             except BudgetExceeded:
                 return Unassigned("SearchBound", number)
         count = int(np.count_nonzero(self.feasible[number])) if shape.per_node else shape.count
-        if held >= count and self.inner.in_common and not shape.per_node:
-            held = self._held_together(number, count)
-        if held >= count or int(pods.sum()) < count:
+        if int(pods.sum()) < count:
+            return None
+        if self.inner.in_common and not shape.per_node:  # each node was asked as if it had these parts alone
+            held = self._held_together(number, min(held, count))
+        if held >= count:
             return None
         message = f"parts of the nodes serve {held} of the {count} pods"
         return Unassigned("PartShort", number, "", count, held, message)

@@ -73,7 +73,9 @@ class PartExplanations:
 
     def _of_trees(self) -> Iterator[tuple[Reason, Mask]]:
         """Yields where the node is not whose tree a group names. What is said of other clusters is about that node alone."""
-        named = {tree_node(group.in_tree): group for group in self._shape.groups if group.in_tree and not group.optional}
+        named = {
+            tree_node(group.in_tree): group for group in self._shape.groups if group.in_tree and not group.optional
+        }
         if not named:
             return
         there = np.zeros(self._fleet.size, np.bool_)
