@@ -418,6 +418,8 @@ def test_status_has_every_form(example: tuple[HttpClient, str]) -> None:
         found = rest.must(200, "GET", f"{path}/status?cluster={text}")
         assert [a["name"] for a in found["apps"] if a["clusters"]] == ["analytics"]
     assert rest("GET", path + "/status?output=everything").status == 400
+    unknown = rest("GET", path + "/status?app=fwall&app=nobody")
+    assert (unknown.status, unknown.code) == (404, "NotFound")
     assert rest("POST", path + "/status").status == 202
     names = rest.must(200, "GET", path + "/status?apps")
     assert names["apps"] == [{"name": "analytics"}, {"name": "fwall"}]

@@ -269,3 +269,18 @@ def test_every_kind_is_documented() -> None:
     page = (Path(__file__).parents[2] / "docs" / "v2.md").read_text()
     for kind in KINDS:
         assert f"`{'/'.join(kind.path)}`" in page, kind.path
+
+
+@pytest.mark.parametrize("segment", ["profiles", "app-intents"])
+@pytest.mark.parametrize("slash", ["", "/"])
+def test_what_belongs_to_an_app_is_found_by_its_name(rest: HttpClient, segment: str, slash: str) -> None:
+    """A placement intent is answered with its `spec` alone, and both also at the path with a slash, as by EMCO."""
+    kind = next(kind for kind in KINDS if kind.segment == segment)
+    path = make(rest, kind, parent_of(rest, kind))
+    collection = url(path[:-1]) + slash
+    whole = body(kind, path[-1])
+    assert rest.must(200, "GET", f"{collection}?app=a") == (whole["spec"] if segment == "app-intents" else whole)
+    problem(rest("GET", f"{collection}?app=nobody"), 404, "NotFound")
+    if slash:
+        assert rest.must(200, "GET", collection) == [whole]
+    problem(rest("GET", f"{collection}?app=a", token=""), 401, "Unauthorized")

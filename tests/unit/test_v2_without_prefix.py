@@ -43,6 +43,18 @@ def test_each_route_is_the_same_without_the_prefix(app: web.Application, method:
     assert resolved(app, method, named.removeprefix("/v2")) == (row.handler, names, row)
 
 
+@pytest.mark.parametrize("prefix", ["", "/v2"])
+@pytest.mark.parametrize("segment", queries.OF_APPS)
+def test_what_belongs_to_an_app_is_found_with_a_slash_after_the_path(
+    app: web.Application, prefix: str, segment: str
+) -> None:
+    (row,) = (row for (method, path), row in app[TABLE].items() if method == "GET" and path.endswith(f"/{segment}"))
+    named = re.sub(r"\{(\w+)\}", r"a-\1", row.path).removeprefix("/v2")
+    handler, names, found = resolved(app, "GET", f"{prefix}{named}/?app=web")
+    assert (handler, found) == (row.handler, row)
+    assert names["project"] == "a-project"
+
+
 @pytest.mark.parametrize(
     "path",
     [

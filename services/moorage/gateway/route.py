@@ -101,6 +101,7 @@ def is_passed_on(request: web.Request) -> bool:
 def route_of(request: web.Request) -> Route | None:
     """Returns the row of the matched route; None for unknown paths and for routes that are not in the table."""
     method = "GET" if request.method == "HEAD" else request.method
-    table, path = request.app[TABLE], path_of(request)
+    path = path_of(request)
+    table, path = request.app[TABLE], path.rstrip("/") or path
     # Paths without a prefix are those of /v2, as the EMCO design spells them.
     return table.get((method, path)) or table.get((method, f"/v2{path}"))

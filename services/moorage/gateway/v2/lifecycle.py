@@ -16,7 +16,7 @@ from moorage.model.v2_resources import GROUP, Path, group_name
 
 from ..audit import request_id
 from ..bus_client import call
-from ..core.explain import Known
+from ..core.explain import Known, apps_of
 from ..core.v2_status import StatusQuery, status
 from ..middleware import Gateway, gateway_of
 from ..responses import bad_parameter, json_response
@@ -140,6 +140,11 @@ async def get_status(request: web.Request) -> web.StreamResponse:
     output = query.get("output", "all")
     if output not in OUTPUTS:
         raise bad_parameter("output", f"must be one of {', '.join(OUTPUTS)}")
+    resources = resources_of(request)
+    of_group = path_in(request, GROUP.path)
+    for app in query.getall("app", ()):
+        if app not in apps_of(known) and not resources.exists((*of_group[:5], "apps", app)):
+            raise Refused(not_found(f"the app {app} of {group}"))
     fleet = gateway.view.fleet
     connected = {name: fleet.state(cid) != "Stale" for name, cid in fleet.ids.items() if fleet.known[cid]}
     asked = StatusQuery(
@@ -151,7 +156,7 @@ async def get_status(request: web.Request) -> web.StreamResponse:
         connected=connected,
     )
     found = status(known, asked, _status_url(request, group))
-    body = resources_of(request).body(path_in(request, GROUP.path))
+    body = resources.body(of_group)
     profile = (body or {}).get("spec", {}).get("compositeProfile")
     if profile:
         found["compositeProfile"] = profile

@@ -22,6 +22,8 @@ from .resources import ResourceView
 RESOURCES = web.AppKey("resources", ResourceView)
 #: Parameters of lists that answer the one resource of that name, as EMCO's do, by the segment of the collection.
 FILTERS = {"hpa-intents": "intent", "hpa-resource-consumers": "consumer", "resource-requirements": "resource"}
+#: Segments of collections with one resource for each app. Clients of EMCO ask for that of an app with a slash after the path.
+OF_APPS = ("profiles", "app-intents")
 _stored = msgspec.json.Decoder(Resource).decode
 
 
@@ -80,6 +82,8 @@ async def list_resources(request: web.Request, kind: ResourceKind) -> web.Stream
         raise Refused(not_found("/".join(parent)))
     if (parameter := FILTERS.get(kind.segment)) and (name := request.query.get(parameter)) is not None:
         return _found(resources, (*collection, name))
+    if kind.segment in OF_APPS and (app := request.query.get("app", request.query.get("app-name"))) is not None:
+        return _of_app(request, collection, app)
     paths = resources.members(collection)
     if kind is PROJECT:
         who = caller_of(request)
@@ -90,6 +94,16 @@ async def list_resources(request: web.Request, kind: ResourceKind) -> web.Stream
         if request.query.get("withLabels", "").lower() == "true":
             return json_response([_with_labels(resources, p) for p in paths])
     return _page(request, resources, paths)
+
+
+def _of_app(request: web.Request, collection: Path, app: str) -> web.StreamResponse:
+    """Returns the resource of an app; of a placement intent only its `spec`, as EMCO does."""
+    resources = resources_of(request)
+    for path in resources.members(collection):
+        spec = (resources.body(path) or {}).get("spec", {})
+        if spec.get("app") == app:
+            return json_response(spec) if collection[-1] == "app-intents" else _found(resources, path)
+    raise Refused(not_found(f"the app {app} in {'/'.join(collection)}"))
 
 
 def _with_labels(resources: ResourceView, path: Path) -> dict[str, Any]:

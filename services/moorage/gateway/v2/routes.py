@@ -75,6 +75,8 @@ def _kind_routes(kind: ResourceKind) -> list[Route]:
         )
     if kind.segment in queries.FILTERS:
         query = (*_PAGED, Query(queries.FILTERS[kind.segment], "Return the one resource of this name, not a list."))
+    if kind.segment in queries.OF_APPS:
+        query = (*_PAGED, Query("app", "Return what belongs to this app, not a list; of an app-intent its `spec`."))
     key = (Query("key", "Only the value of this key."),) if pairs else ()
     list_reply: Any = list[Any] if kind is CLUSTER else list[body]  # type: ignore[valid-type]
     item_reply: Any = dict[str, Any] if pairs else body
@@ -231,6 +233,9 @@ def add_v2_routes(app: web.Application, gateway: Gateway) -> None:
             app.router.add_get(path, row.handler)
         else:
             app.router.add_route(row.method, path, row.handler)
+        if row.method == "GET" and row.path.rpartition("/")[2] in queries.OF_APPS:
+            for base in (row.path, path):
+                app.router.add_get(f"{base}/", row.handler)
     app.add_routes(_unsupported())
 
 
