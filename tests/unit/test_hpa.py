@@ -213,7 +213,7 @@ def test_an_app_whose_own_objects_do_not_fit_together() -> None:
     assert reason.message.endswith("they need 6 cpu, one cluster has at most 4 free")
 
 
-def test_cores_that_nobody_reports_as_exclusive_are_a_warning() -> None:
+def test_clusters_that_nobody_reports_exclusive_cores_of_are_allowed() -> None:
     fleet = fleet_of(
         {
             "lab/silent": [node(cpu="8")],
@@ -222,11 +222,9 @@ def test_cores_that_nobody_reports_as_exclusive_are_a_warning() -> None:
             "lab/none": [node(cpu="8", exclusive=8, policy="none")],
         }
     )
-    hpa = HardwareAnswers(fleet)
-    answer = hpa.answer(ask_for({"a": [shape(resources={"cpu": 2000, EXCLUSIVE: 2})]}))
+    answer = HardwareAnswers(fleet).answer(ask_for({"a": [shape(resources={"cpu": 2000, EXCLUSIVE: 2})]}))
     assert allowed(answer, fleet, "a") == ["lab/silent", "lab/static"]
-    assert [w.code for w in answer.warnings] == ["ExclusiveCoresUnknown"]
-    assert not hpa.answer(ask_for({"a": [shape(resources={"cpu": 2000})]})).warnings
+    assert not answer.warnings, "which cluster is chosen is not known yet"
 
 
 def test_without_pods_or_clusters_nothing_is_objected_to() -> None:

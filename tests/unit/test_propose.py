@@ -21,7 +21,7 @@ from moorage.model.claims import Decision
 from moorage.model.controllers import Controller
 from moorage.model.groups import Revision
 from moorage.model.reports import NodeReport
-from moorage.model.shapes import ShapedApp
+from moorage.model.shapes import EXCLUSIVE, ShapedApp
 from moorage_testkit.brute_force import exists, rows_in
 from moorage_testkit.brute_force import shape as shaped
 from moorage_testkit.fleets import fleet_of, node
@@ -380,3 +380,27 @@ def test_apps_that_ask_for_it_and_groups_that_were_displaced_are_confined_to_the
     ledger.steered.add(preferred.group)
     again = propose(preferred, gathered(preferred, fleet, {}), fleet, ledger, NameOrder(), "d")
     assert isinstance(again, Decision) and again.claims[0].required_nodes == both_nodes
+
+
+def test_cores_that_may_not_be_exclusive_are_told_of_the_clusters_that_were_chosen() -> None:
+    fleet = fleet_of(
+        {
+            "lab/silent": [node(cpu="8")],
+            "lab/static": [node(cpu="8", exclusive=8)],
+            "lab/some": [node("m-0", cpu="8"), node("m-1", cpu="8", exclusive=8)],
+        }
+    )
+    cores = shaped("Deployment/x", resources={"cpu": 2000, EXCLUSIVE: 2})
+    record = revision("g", ShapedApp(name="a", shapes=[cores]))
+
+    def warnings(cluster: str, wanted: Revision) -> list[tuple[str, str]]:
+        here = Answer(apps={"a": AppAnswer(groups=[CandidateGroup(mode="allow", clusters=[cluster])])})
+        decided = proposed(wanted, fleet, {"x": here})
+        assert isinstance(decided, Decision)
+        return [(warning.code, warning.message) for warning in decided.warnings]
+
+    told = "lab/silent reports no CPU manager; the whole cores of Deployment/x may not be exclusive there"
+    assert warnings("lab/silent", record) == [("ExclusiveCoresUnknown", told)]
+    assert warnings("lab/static", record) == warnings("lab/some", record) == []
+    shared = shaped("Deployment/x", resources={"cpu": 2000})
+    assert warnings("lab/silent", revision("g", ShapedApp(name="a", shapes=[shared]))) == []

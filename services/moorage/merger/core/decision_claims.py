@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from moorage.candidates import Choice, PlacementProblem
 from moorage.fit.device_rows import asked_devices
-from moorage.fleet import Fleet
+from moorage.fleet import BOUNDLESS, Fleet
 from moorage.ledger import Ledger
 from moorage.model.claims import Claim, Decision, IntentRef, claim_id
 from moorage.model.groups import Revision
 from moorage.model.machine_slots import reservation_claim
 from moorage.model.reasons import Warn
-from moorage.model.shapes import ShapedApp
+from moorage.model.shapes import EXCLUSIVE, ShapedApp
 from moorage.model.slots import names_parts, own_parts, resources_of_devices
 from moorage.podspec import has_gate
 
@@ -122,7 +122,18 @@ def _warnings_at(place: AppsOnCluster, assigner: Assigner, fleet: Fleet) -> list
     for what, objects in by_kubelet.items():
         text = f"{cluster}: kubelets choose {what} of the pods of {', '.join(objects)}; they may be others than claimed"
         warnings.append(Warn(code="ChosenByKubelet", message=text))
+    if objects := [one.shape.object for one in here if _cores_unknown(one, place[0], fleet)]:
+        text = f"{cluster} reports no CPU manager; the whole cores of {', '.join(objects)} may not be exclusive there"
+        warnings.append(Warn(code="ExclusiveCoresUnknown", message=text))
     return warnings
+
+
+def _cores_unknown(assigned: AssignedShape, cid: int, fleet: Fleet) -> bool:
+    """Returns whether the pods have exclusive cores on nodes that do not report how many they can give."""
+    nodes = {slot.node for slot in assigned.slots if slot.resources.get(EXCLUSIVE)}
+    cores = fleet.allocatable(EXCLUSIVE) if nodes else None
+    rows = (fleet.row_of(cid, node) for node in nodes)
+    return cores is not None and any(row is not None and cores[row] >= BOUNDLESS for row in rows)
 
 
 def _chosen_by_kubelet(assigned: AssignedShape) -> str:

@@ -129,8 +129,7 @@ class HardwareAnswers:
                 about = self._explained(ask, app)
                 refusals = RefusalReasons(fleet, app, about & ~own.all).reasons(shape_fits, conflict)
                 refusals += own.refusals(about)
-            exclusive = _exclusive_objects(app)
-            silent = self._fits.get(_UNREPORTED_CORES).fits if exclusive else None
+            silent = self._fits.get(_UNREPORTED_CORES).fits if _asks_exclusive(app) else None
             inner_fits = [
                 self._fits.get(shape) if shape.optional and asks_parts(shape, fleet) else fit
                 for shape, fit in zip(app.shapes, shape_fits, strict=True)
@@ -142,8 +141,6 @@ class HardwareAnswers:
             all_fits.append(fits)
             # On clusters where the app runs already, no other app conflicts with it.
             new_fits.append(fits & ~(fleet.clusters.mask(held or ()) | own.fits) if held or ask.own else fits)
-            if silent is not None and (count := int(np.count_nonzero(silent & fits))):
-                warnings.append(_unreported_cores(app, exclusive, count))
             warnings += _not_combined(app)
         found = answer(results, ask, fleet, NAME)
         found.warnings = warnings
@@ -201,15 +198,6 @@ class HardwareAnswers:
         return short
 
 
-def _unreported_cores(app: ShapedApp, objects: Sequence[str], count: int) -> Warn:
-    """Warns of clusters that do not report whether whole cores are exclusive. They are not refused."""
-    text = f"clusters that have room for {app.name} but report no CPU manager: {count}"
-    return Warn(
-        code="ExclusiveCoresUnknown",
-        message=f"{text}; the whole cores of {', '.join(objects)} may not be exclusive there",
-    )
-
-
 def _not_combined(app: ShapedApp) -> Iterable[Warn]:
     needs = sum(len(shape.optional) for shape in app.shapes)
     if needs > MAX_COMBINED:
@@ -220,10 +208,10 @@ def _not_combined(app: ShapedApp) -> Iterable[Warn]:
         yield Warn(code="OptionalNotCombined", message=message)
 
 
-def _exclusive_objects(app: ShapedApp) -> list[str]:
-    """Returns the objects that ask for exclusive cores."""
-    return [
-        shape.object
+def _asks_exclusive(app: ShapedApp) -> bool:
+    """Returns whether an object asks for exclusive cores."""
+    return any(
+        EXCLUSIVE in needs
         for shape in app.shapes
-        if any(EXCLUSIVE in needs for needs in (shape.resources, *(o.resources for o in shape.optional)))
-    ]
+        for needs in (shape.resources, *(optional.resources for optional in shape.optional))
+    )
