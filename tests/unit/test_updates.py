@@ -334,6 +334,26 @@ def test_a_refused_update_tells_what_is_free_with_its_own_room() -> None:
     assert (reason.needed, reason.free) == ("5", "4")
 
 
+def test_a_refused_update_says_that_it_would_do_in_two_steps() -> None:
+    """The room that one object gives back is not there for another one of the same update: its pods still run."""
+    site = one_node(8)
+    site.run(site.decide(1, web(4), web(4, object_=DB)))
+
+    def told(*shapes: Shape) -> list[str]:
+        return [r.message for r in site.refused(2, *shapes).reasons if r.code == "UpdateHoldsRoom"]
+
+    (message,) = told(web(1), web(7, object_=DB))
+    assert message.startswith(f"lab/one: {WEB} of a will need less, and hold")
+    assert message.endswith("make the update in two steps, first what gets smaller or goes, then the rest")
+    (gone,) = told(web(7, object_=DB))
+    assert f"{WEB} of a" in gone
+    assert told(web(1), web(8, object_=DB)) == [], "two steps would not do either"
+    assert told(web(4), web(7, object_=DB)) == []
+    site.run(site.decide(2, web(1), web(4, object_=DB)))
+    site.run(site.decide(3, web(1), web(7, object_=DB)))
+    assert site.free("n-0") == 0
+
+
 def test_smaller_pods_fit_beside_a_larger_older_one_that_runs_elsewhere_than_its_slot() -> None:
     """They take its place one by one, so the second one starts only beside it."""
     site = Site({"lab/one": [node(cpu="4"), node(cpu="4")]})

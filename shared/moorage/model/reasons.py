@@ -27,6 +27,7 @@ CODES: dict[str, str] = {
     "SelectorError": "An expression that selects devices has an error on devices of these clusters.",
     "ClassNotFound": "No resource class has this name, and no cluster a DeviceClass of it.",
     "PackingFails": "Each object fits alone, but all pods of the group together cannot be assigned to nodes there.",
+    "UpdateHoldsRoom": "Objects that an update makes smaller hold their room until their pods are gone; make it in two steps.",
     "PodAntiAffinity": "Required pod anti-affinity leaves fewer places than an object has pods.",
     "PodAffinity": "Required pod affinity leaves fewer places than an object has pods.",
     "TopologySpread": "Topology spread constraints leave fewer places than an object has pods.",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,8 +10,10 @@ from numpy.typing import NDArray
 
 from moorage.candidates import Choice, FreeCapacity, Mask, PlacementProblem, choose
 from moorage.fleet import Fleet
+from moorage.model.claims import Slot
 from moorage.model.groups import Revision
 from moorage.model.reasons import Reason
+from moorage.model.shapes import EXCLUSIVE, Shape
 
 from .assigner import Assigner
 from .cluster_names import SAMPLES, listed
@@ -34,7 +36,73 @@ class ProposalRefused:
 def search_bound(message: str, merged: PlacementProblem, assigner: Assigner) -> ProposalRefused:
     bound = Reason(code="SearchBound", by="merger", message=message)
     shortfall = assigner.shortfall(merged.replicas)
-    return ProposalRefused([bound, *assigner.reasons()], blocking=assigner.failed_apps(), shortfall=shortfall)
+    blocking = assigner.failed_apps()
+    reasons = [bound, *assigner.reasons(), *in_two_steps(assigner, blocking)]
+    return ProposalRefused(reasons, blocking=blocking, shortfall=shortfall)
+
+
+def in_two_steps(assigner: Assigner, blocking: Collection[str]) -> list[Reason]:
+    """Returns where the apps that block would fit once other objects of the update are smaller or gone: what these give back is not
+    there for it, because their pods run until it is decided."""
+    fleet, found = assigner.fleet, list[Reason]()
+    shapes = {(app.name, shape.object): shape for app in assigner.record.apps for shape in app.shapes}
+    for cluster in sorted({cluster for of_app in assigner.own.values() for cluster in of_app}):
+        held = {  # of several claims of an object the newest comes last
+            (app, claim.object): claim.slots
+            for app, of_app in assigner.own.items()
+            for claim in of_app.get(cluster, ())
+        }
+        asked: dict[str, int] = {}
+        given: dict[tuple[str, str], dict[str, int]] = {}
+        for key in {**held, **shapes}:
+            if key in shapes and shapes[key].per_node:
+                continue
+            more, less = _difference(held.get(key, ()), shapes.get(key))
+            if not more:
+                given[key] = less
+            elif key[0] in blocking:
+                asked = {name: asked.get(name, 0) + more.get(name, 0) for name in {**asked, **more}}
+        cid = fleet.ids.get(cluster)
+        free = {name: 0 if cid is None else max(0, int(fleet.sums(name)[0][cid])) for name in asked}
+        short = {name: n - free[name] for name, n in asked.items()}
+        short = {name: n for name, n in short.items() if n > 0}
+        giving = sorted(key for key, less in given.items() if less.keys() & short.keys())
+        if giving and all(n <= sum(given[key].get(name, 0) for key in giving) for name, n in short.items()):
+            named = " and ".join(f"{obj} of {app}" for app, obj in giving)
+            message = (
+                f"{cluster}: {named} will need less, and hold their room until their pods are gone; make the update in two steps, "
+                "first what gets smaller or goes, then the rest"
+            )
+            found.append(
+                Reason(
+                    code="UpdateHoldsRoom",
+                    app=" ".join(blocking),
+                    clusters=1,
+                    samples=[cluster],
+                    by="merger",
+                    message=message,
+                )
+            )
+    return found
+
+
+def _difference(held: Sequence[Slot], shape: Shape | None) -> tuple[dict[str, int], dict[str, int]]:
+    """Returns how much more than these slots have an object asks for, and how much less."""
+    before: dict[str, int] = {}
+    for slot in held:
+        for name, amount in slot.resources.items() if not slot.surge else ():
+            before[name] = before.get(name, 0) + amount * slot.count
+    least: dict[str, int] = {}
+    most: dict[str, int] = {}  # with all its optional needs
+    if shape is not None:
+        least = {name: amount * shape.count for name, amount in shape.resources.items()}
+        most = dict(least)
+        for name, amount in ((n, a) for optional in shape.optional for n, a in optional.resources.items()):
+            most[name] = most.get(name, 0) + amount * shape.count
+    names = (before.keys() | least.keys()) - {EXCLUSIVE}
+    more = {name: least.get(name, 0) - before.get(name, 0) for name in names}
+    less = {name: before.get(name, 0) - most.get(name, 0) for name in names}
+    return {name: n for name, n in more.items() if n > 0}, {name: n for name, n in less.items() if n > 0}
 
 
 def replicas_conflict(record: Revision, app: int, counts: dict[str, int]) -> Reason:
@@ -97,6 +165,7 @@ def why_no_choice(
         joint = _joint_conflict(record, merged, _binding_rule(merged, room, ranks))
         found.insert(0, joint)
         names = joint.app.split()
+    found += in_two_steps(assigner, names)
     shortfall = assigner.shortfall(merged.replicas, short)
     return ProposalRefused(order_reasons(found, names), blocking=names, shortfall=shortfall)
 
