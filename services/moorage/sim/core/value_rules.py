@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from moorage.model.part_names import is_class
+from moorage.model.part_names import is_class, short_name
 from moorage.model.problems import Violation
 from moorage.parsing import CAPACITY_MAX, parse_nanos
 from moorage.parts.reported_amounts import class_amount, is_resource
@@ -74,7 +74,9 @@ def resource_errors(names: Mapping[str, object], path: str) -> Iterator[Violatio
 
 
 def trait_errors(names: Sequence[str], path: str) -> Iterator[Violation]:
-    yield from _name_errors(names, path, is_class, "a trait: that is 1 to 255 of A-Z, 0-9 and _")
+    yield from _name_errors(
+        names, path, lambda name: is_class(short_name(name)), "a trait: that is 1 to 255 of A-Z, 0-9 and _"
+    )
 
 
 def aggregate_errors(names: Sequence[str], path: str) -> Iterator[Violation]:
