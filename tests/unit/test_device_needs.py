@@ -167,6 +167,8 @@ def test_different_needs_are_different_shapes_and_templates() -> None:
         ({"oneOf": [{"class": "b", "count": -1}]}, f"{NEED}.oneOf[0].count", "InvalidQuantity"),
         ({"oneOf": [{"class": "b"}] * 9}, f"{NEED}.oneOf", "TooMany"),
         ({"class": "a", "capacity": {"b": "ten"}}, f"{NEED}.capacity.b", "InvalidQuantity"),
+        ({"class": "a", "capacity": {"b": "1e30"}}, f"{NEED}.capacity.b", "InvalidQuantity"),
+        ({"class": "a", "capacity": {"a b": "1"}}, f"{NEED}.capacity.a b", "InvalidName"),
         ({"class": "a", "algorithm": "worst-fit"}, f"{NEED}.algorithm", "BadValue"),
         ({"resource": "cpu", "requests": 1, "count": 2}, NEED, "Contradiction"),
         ({"resource": "foo", "requests": 1}, f"{NEED}.resource", "InvalidName"),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from moorage.device_algorithms import algorithm_names
 from moorage.model.documents import ClassChoice, Need, Topology
 from moorage.model.part_requests import AttributeRelation, DeviceAsk, PartGroup, Relation, SameSubtree
-from moorage.parsing import parse_nanos
+from moorage.parsing import CAPACITY_MAX, parse_nanos
 from moorage.podspec.device_shares import THOUSANDTHS, class_of_resource, count_and_share
 from moorage.podspec.extended_resources import AskingContainer, container_uses
 from moorage.podspec.needs import asks_class, is_mandatory
@@ -20,6 +21,7 @@ MAX_CHOICES = 8
 #: Devices that a need may ask for at most.
 MAX_DEVICES = 32
 _NANO = 10**9
+_CAPACITY = re.compile(r"[^\s\x00-\x1f\x7f]{1,317}")
 _OF_RESOURCES = ("requests", "limits", "units", "value")
 
 
@@ -63,11 +65,17 @@ def _check_choice(choice: ClassChoice, path: str, diagnostics: Diagnostics) -> N
         diagnostics.error(f"{path}.count", "InvalidQuantity", str(error))
     check_count(list(choice.capacity), 32, f"{path}.capacity", diagnostics)
     for name, amount in choice.capacity.items():
+        at = f"{path}.capacity.{name}"
+        if _CAPACITY.fullmatch(name) is None:
+            diagnostics.error(at, "InvalidName", f"{name[:80]!r} is no capacity of devices, like memory")
         try:
-            if parse_nanos(_text(amount)) < 0:
-                diagnostics.error(f"{path}.capacity.{name}", "InvalidQuantity", "must not be negative")
+            found = parse_nanos(_text(amount))
+            if found < 0:
+                diagnostics.error(at, "InvalidQuantity", "must not be negative")
+            elif found >= CAPACITY_MAX * _NANO:
+                diagnostics.error(at, "InvalidQuantity", "is more than any device can have; check its suffix")
         except ValueError as error:
-            diagnostics.error(f"{path}.capacity.{name}", "InvalidQuantity", str(error))
+            diagnostics.error(at, "InvalidQuantity", str(error))
 
 
 def check_names_of_needs(needs: Iterable[tuple[str, Sequence[Need]]], diagnostics: Diagnostics) -> None:
