@@ -32,6 +32,7 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
     (bad(parent="bad"), "part 'bad': its parents form a cycle"),
     (bad(inventories={"VF": "-1"}), "part 'bad': VF: '-1' is negative"),
     (bad(inventories={"VF": "NaN"}), "part 'bad': VF: 'NaN' is not a quantity"),
+    (bad(inventories={"VF": "1e30"}), "part 'bad': VF: the amount is too large"),
     (bad(inventories={"VF": "1e400"}), "part 'bad': VF: '1e400' is not a quantity"),
     (bad(inventories={"VF": ""}), "part 'bad': VF: '' is not a quantity"),
     (bad(inventories={"VF": {"total": "2", "reserved": "3"}}), "part 'bad': VF: more is reserved than 2"),
@@ -57,6 +58,7 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
     ({"providers": [FINE, {"id": "fine", "inventories": {"VF": "9"}}]}, "part 'fine': another part has this id"),
     ({"providers": [FINE], "zones": [{"id": "any"}]}, "part 'any': this id is for what is tied to no zone"),
     ({"providers": [FINE], "zones": [{"id": 0, "cpus": "3-1"}]}, "part 'numa-0': cpus: '3-1' is no list of CPUs"),
+    ({"providers": [FINE], "zones": [{"id": 0, "cpus": "0-3,2"}]}, "part 'numa-0': cpus: '0-3,2' names a CPU twice"),
     ({"providers": [FINE], "zones": [{"id": 0, "cpus": "0-99999999"}]}, "part 'numa-0': cpus:"),
     (
         {"providers": [FINE], "devices": [{**DEVICE, "consumes": {"card": {"memory": "1Gi"}}}]},

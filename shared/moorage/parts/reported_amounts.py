@@ -8,10 +8,12 @@ from itertools import pairwise
 
 from moorage.model.part_names import KUBERNETES_RESOURCES, short_name
 from moorage.model.part_reports import InventoryReport
-from moorage.parsing import CAPACITY_MAX, parse_amount
+from moorage.parsing import CAPACITY_MAX, parse_amount, parse_nanos
 
 from .forest import UNLIMITED, Inventory
 
+#: What is more makes no sense. What is less, and more than any machine has, is cut off.
+_LARGEST = (2**63 - 1) * 10**9
 _RESOURCE = re.compile("[!-~]{1,320}", re.ASCII)
 
 
@@ -36,6 +38,8 @@ def inventory_of(name: str, given: str | InventoryReport) -> tuple[str, Inventor
     """Returns the class and the inventory of an amount that is reported. Raises `ValueError` if it makes no sense."""
     if not is_resource(name):
         raise ValueError("this is no name of a class or resource")
+    if parse_nanos(given if isinstance(given, str) else given.total) > _LARGEST:
+        raise ValueError("the amount is too large")
     if isinstance(given, str):
         resource, total = class_amount(name, given)
         if total < 0:
