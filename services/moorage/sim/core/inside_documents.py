@@ -256,7 +256,7 @@ def _locations(
 
 def _zone_errors(zones: Sequence[ZoneDocument], parents: Mapping[str, str], path: str) -> Iterator[Violation]:
     known: set[str] = set()
-    held: dict[str, list[tuple[str, int]]] = {}  # zones and their CPUs by what they are parts of
+    held: dict[str, int] = {}  # CPUs of zones by what these are parts of
     for i, zone in enumerate(zones):
         at, ident = f"{path}.zones[{i}]", zone_id(zone.id)
         if ident == ANY or not _NAME.fullmatch(ident) or (isinstance(zone.id, int) and not 0 <= zone.id <= _MAX_ZONE):
@@ -265,10 +265,9 @@ def _zone_errors(zones: Sequence[ZoneDocument], parents: Mapping[str, str], path
             yield violation(f"{at}.id", "Duplicate", f"another zone has the id {ident}")
         known.add(ident)
         cpus = _cpus(zone)
-        for other, theirs in held.setdefault(parents[ident], []):
-            if cpus & theirs:
-                yield violation(f"{at}.cpus", "BadInventory", f"the zone {other} has some of these CPUs, too")
-        held[parents[ident]].append((ident, cpus))
+        if cpus & held.get(parents[ident], 0):
+            yield violation(f"{at}.cpus", "BadInventory", "another zone has some of these CPUs, too")
+        held[parents[ident]] = held.get(parents[ident], 0) | cpus
         distances = zone.distances if isinstance(zone.distances, list) else list(zone.distances.values())
         if any(not 0 <= distance <= _MAX_DISTANCE for distance in distances) or (
             isinstance(zone.distances, list) and len(distances) not in (0, len(zones))
