@@ -343,7 +343,7 @@ def test_a_refused_update_says_that_it_would_do_in_two_steps() -> None:
         return [r.message for r in site.refused(2, *shapes).reasons if r.code == "UpdateHoldsRoom"]
 
     (message,) = told(web(1), web(7, object_=DB))
-    assert message.startswith(f"lab/one: {WEB} of a will need less, and hold")
+    assert message.startswith(f"{WEB} of a will need less, and hold")
     assert message.endswith("make the update in two steps, first what gets smaller or goes, then the rest")
     (gone,) = told(web(7, object_=DB))
     assert f"{WEB} of a" in gone

@@ -44,7 +44,7 @@ def search_bound(message: str, merged: PlacementProblem, assigner: Assigner) -> 
 def in_two_steps(assigner: Assigner, blocking: Collection[str]) -> list[Reason]:
     """Returns where the apps that block would fit once other objects of the update are smaller or gone: what these give back is not
     there for it, because their pods run until it is decided."""
-    fleet, found = assigner.fleet, list[Reason]()
+    fleet, where = assigner.fleet, dict[str, list[str]]()
     shapes = {(app.name, shape.object): shape for app in assigner.record.apps for shape in app.shapes}
     for cluster in sorted({cluster for of_app in assigner.own.values() for cluster in of_app}):
         held = {  # of several claims of an object the newest comes last
@@ -69,21 +69,19 @@ def in_two_steps(assigner: Assigner, blocking: Collection[str]) -> list[Reason]:
         giving = sorted(key for key, less in given.items() if less.keys() & short.keys())
         if giving and all(n <= sum(given[key].get(name, 0) for key in giving) for name, n in short.items()):
             named = " and ".join(f"{obj} of {app}" for app, obj in giving)
-            message = (
-                f"{cluster}: {named} will need less, and hold their room until their pods are gone; make the update in two steps, "
-                "first what gets smaller or goes, then the rest"
-            )
-            found.append(
-                Reason(
-                    code="UpdateHoldsRoom",
-                    app=" ".join(blocking),
-                    clusters=1,
-                    samples=[cluster],
-                    by="merger",
-                    message=message,
-                )
-            )
-    return found
+            where.setdefault(named, []).append(cluster)
+    return [
+        Reason(
+            code="UpdateHoldsRoom",
+            app=" ".join(blocking),
+            clusters=len(clusters),
+            samples=clusters[:SAMPLES],
+            by="merger",
+            message=f"{named} will need less, and hold their room until their pods are gone; make the update in two steps, "
+            "first what gets smaller or goes, then the rest",
+        )
+        for named, clusters in where.items()
+    ]
 
 
 def _difference(held: Sequence[Slot], shape: Shape | None) -> tuple[dict[str, int], dict[str, int]]:
