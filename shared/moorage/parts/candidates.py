@@ -432,15 +432,17 @@ class _Solver:
         room: list[int] = []
         leave: dict[int, int] = {}
         slots: list[Slot] = []
+        same: dict[object, list[tuple[tuple[int, int], ...]]] = {}  # equal groups take the same
         for choice in self._choices:
             begin, end = choice.rows.searchsorted(ends)
             rows = choice.rows[begin:end].tolist()
             if choice.shared:
                 there = [r for r in choice.shared if r not in rows and anchor in self._serving[r]]
                 rows = sorted(rows + there)
-            takes: list[tuple[tuple[int, int], ...]] = []
             contended = [(name, amount) for name, amount in choice.resources.items() if name in self._contended]
-            if contended:
+            asked = id(choice.rows), choice.shared, tuple(contended)
+            takes = same.setdefault(asked, [])
+            if contended and not takes:
                 for row in rows:
                     needs: dict[int, int] = {}
                     for name, amount in contended:

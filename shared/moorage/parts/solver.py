@@ -7,8 +7,10 @@ interchangeable parts are equal, so that a request without a solution does not c
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import le
 from typing import NamedTuple
 
 from .device_search import DeviceChoices, DeviceSearch, Values, viable
@@ -98,7 +100,10 @@ def _rooted(
         return
     found = problem.subtrees[relation]
     slots = problem.slots
-    candidates = sorted({slots[s].parts[k] for s in found.together for k in domains[s]} - found.anywhere)
+    parts = {s: [slots[s].parts[k] for k in domains[s]] for s in found.together}
+    # Those below an ancestor are a run, for slots whose parts ascend: not each of many parts is compared with each ancestor.
+    runs = {s for s, those in parts.items() if not found.anywhere and all(map(le, those, those[1:]))}
+    candidates = sorted({part for those in parts.values() for part in those} - found.anywhere)
     for top in candidates:
         if budget.left <= 0:
             return
@@ -108,6 +113,9 @@ def _rooted(
         leave = problem.leave[top]
         narrowed = list(domains)
         for s in found.together:
+            if s in runs:
+                narrowed[s] = domains[s][bisect_left(parts[s], top) : bisect_left(parts[s], leave)]
+                continue
             narrowed[s] = [
                 k for k in domains[s] if top <= slots[s].parts[k] < leave or slots[s].parts[k] in found.anywhere
             ]
