@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import json
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,9 +14,11 @@ import pytest
 import pytest_asyncio
 import yaml
 
+from moorage.cli.up.credentials import new_seed
 from moorage.node.cgroups import Cgroup, normal, of_process
 from moorage_testkit.polling import until
 
+from .cri_client import CriClient
 from .fake_plugin import FakePlugin
 from .machines import pod, write_policy
 from .test_examples import POOLS, Stand
@@ -143,6 +146,18 @@ async def test_a_detached_agent_says_so(stand: Stand) -> None:
     await stand.agent.stop()
     await stand.agent.start()
     await until(lambda: stand.runtime.cpus(own) == "0-9")
+
+
+async def test_a_check_says_that_the_mesh_does_not_hear_the_agent(stand: Stand) -> None:
+    credentials = stand.directory / "node.json"
+    found = {"cluster": "lab/one", "node": "n1", "nats": "nats://127.0.0.1:1", "seed": new_seed()}
+    credentials.write_text(json.dumps(found))
+    await stand.runtime.start(stand.directory / "r.sock")
+    await stand.agent.start("--credentials", str(credentials))
+    code, out, _ = await stand.agent.command("check")
+    assert code == 1 and "the mesh does not hear the agent" in out and "moorage node join" in out
+    stand.kubelet = CriClient(stand.agent.cri)
+    assert stand.runtime.cpus(await stand.run("own", "storage-service", "10", "10G")) == "0-9"
 
 
 async def test_without_an_agent_a_command_says_where_it_looked(tmp_path: Path) -> None:

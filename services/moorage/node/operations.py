@@ -257,6 +257,9 @@ class AgentOperations:
         if agent.api is not None and not agent.source.listed.is_set():
             action = "check --kubeconfig and the rights of its user: get, list and watch pods"
             found.append({"what": "the pods of the node are not known yet", "action": action})
+        if (reports := agent.mesh.reports) is not None and not reports.connected:
+            action = "see the agent's log; if its credentials were revoked, write new ones with moorage node join"
+            found.append({"what": "the mesh does not hear the agent, which goes on without it", "action": action})
         return found
 
     async def detach(self) -> Answer:
