@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
 
 import msgspec
 import structlog
@@ -28,6 +29,7 @@ from .core.state import ClusterMachines
 from .core.views import MachineViews
 
 log = structlog.get_logger("slots")
+T = TypeVar("T")
 
 _decode = msgspec.json.Decoder(MachinesSync).decode
 _decode_ask = msgspec.json.Decoder(MachinesAsk).decode
@@ -139,7 +141,7 @@ class SlotService:
                 reservations = planner.reservations()
                 # Slots that are held are given out even where the log takes no new ones.
                 if reservations.changed and refusals < REFUSALS:
-                    dropped = await self._reserve_each(reservations.changed)
+                    dropped = await _in_parts(reservations.changed, _group_of, self._reserve)
                     if dropped is not None and dropped.code == "Deposed":
                         break
                     refusals = 0 if dropped is None else refusals + 1
@@ -155,7 +157,7 @@ class SlotService:
                     await self._grant(grants.observed, grants.withdrawn, observed=True)
                     refusals = 0
                 for begin in range(0, len(grants.granted), MOST_GRANTS):
-                    await self._grant_each(grants.granted[begin : begin + MOST_GRANTS])
+                    await _in_parts(grants.granted[begin : begin + MOST_GRANTS], _node_of, self._grant)
             self._plan_later(cluster.name, RETRY)
             planner = self._planner(cluster, self._now())
             answer = planner.answer(planner.reservations(), planner.grants().waiting)
@@ -227,17 +229,6 @@ class SlotService:
             if name in self.documents
         )
 
-    async def _reserve_each(self, reserved: list[ReservedSlots]) -> Dropped | None:
-        """Commits reservations together, or, where not all of them can be had, those of each Machine. Returns why some were dropped."""
-        dropped = await self._reserve(reserved)
-        of_group: dict[str, list[ReservedSlots]] = {}
-        for one in reserved:
-            of_group.setdefault(one.machine.partition("/")[0], []).append(one)
-        if dropped is None or dropped.code == "Deposed" or len(of_group) == 1:
-            return dropped
-        outcomes = [await self._reserve(of_machine) for of_machine in of_group.values()]
-        return next(filter(None, outcomes), None)
-
     async def _reserve(self, reserved: list[ReservedSlots]) -> Dropped | None:
         entry = SlotReservations(id=new_id(), generation=self._generation, reserved=reserved)
         self._capacity.hold_reservations(entry)
@@ -248,17 +239,6 @@ class SlotService:
             slots = {"machine": one.machine, "cluster": one.cluster, "slots": one.slots}
             await self._bus.emit(subjects.slot_event("reserved", one.cluster, one.machine), slots)
         return None
-
-    async def _grant_each(self, granted: list[GrantedSlot]) -> None:
-        """Commits grants together, or, where not all of them can be had, those on each node."""
-        dropped = await self._grant(granted)
-        of_node: dict[str, list[GrantedSlot]] = {}
-        for slot in granted:
-            of_node.setdefault(slot.node, []).append(slot)
-        if dropped is None or dropped.code == "Deposed" or len(of_node) == 1:
-            return
-        for there in of_node.values():
-            await self._grant(there)
 
     async def _grant(
         self, granted: list[GrantedSlot], withdrawn: Sequence[str] = (), *, observed: bool = False
@@ -352,3 +332,25 @@ class SlotService:
         told = self._told.get(cluster.name)
         if told is None or told.differs(answer):
             await self._bus.publish(subjects.machines("changed", cluster.name), b"")
+
+
+def _group_of(reserved: ReservedSlots) -> str:
+    return reserved.machine.partition("/")[0]
+
+
+def _node_of(granted: GrantedSlot) -> str:
+    return granted.node
+
+
+async def _in_parts(
+    items: list[T], part_of: Callable[[T], str], commit: Callable[[list[T]], Awaitable[Dropped | None]]
+) -> Dropped | None:
+    """Commits items together, or, where not all of them can be had, those of each part. Returns why some were dropped."""
+    dropped = await commit(items)
+    parts: dict[str, list[T]] = {}
+    for item in items:
+        parts.setdefault(part_of(item), []).append(item)
+    if dropped is None or dropped.code == "Deposed" or len(parts) == 1:
+        return dropped
+    outcomes = [await commit(part) for part in parts.values()]
+    return next(filter(None, outcomes), None)
