@@ -61,7 +61,12 @@ def sharing(machine: Machine, sizes: Mapping[str, Size], machine_type: str) -> l
 def tolerations(machine: Machine, sizes: Mapping[str, Size], machine_type: str) -> list[Object]:
     own, *others = sharing(machine, sizes, machine_type)
     pairs = [(type_key(own), machine.group), (NODE_POOL, "ready"), *((type_key(t), machine.group) for t in others)]
-    return [{"key": key, "effect": "NoSchedule", "operator": "Equal", "value": value} for key, value in pairs]
+    return tolerating(pairs)
+
+
+def tolerating(taints: Iterable[tuple[str, str]]) -> list[Object]:
+    """Returns tolerations for taints of Nodes, which are keys and values."""
+    return [{"key": key, "effect": "NoSchedule", "operator": "Equal", "value": value} for key, value in taints]
 
 
 def requirements(machine: Machine, sizes: Mapping[str, Size], machine_type: str) -> list[Object]:

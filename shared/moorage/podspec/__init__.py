@@ -48,7 +48,7 @@ from .requests import (
     while_resized,
     whole_cores,
 )
-from .tolerations import DAEMON_SET_TOLERATIONS
+from .tolerations import DAEMON_SET_TOLERATIONS, tolerations_of
 from .workloads import REPLICATED, WORKLOADS, containers, find, named, object_key, pod_spec, template, template_path
 
 __all__ = [
@@ -105,6 +105,7 @@ __all__ = [
     "ports_in",
     "template",
     "template_path",
+    "tolerations_of",
     "while_resized",
     "whole_cores",
     "with_preferred",

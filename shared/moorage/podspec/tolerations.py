@@ -1,6 +1,9 @@
-"""The tolerations that Kubernetes adds to pods by itself."""
+"""Reads the tolerations of pods, and names those that Kubernetes adds by itself."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 from moorage.model.shapes import Toleration
 
@@ -16,3 +19,16 @@ DAEMON_SET_TOLERATIONS = tuple(
         ("unschedulable", "NoSchedule"),
     )
 )
+
+
+def tolerations_of(spec: Mapping[str, Any]) -> tuple[Toleration, ...]:
+    """Returns the tolerations of a pod's spec."""
+    return tuple(
+        Toleration(
+            key=str(t.get("key") or ""),
+            operator=str(t.get("operator") or "Equal"),
+            value=str(t.get("value") or ""),
+            effect=str(t.get("effect") or ""),
+        )
+        for t in spec.get("tolerations") or ()
+    )

@@ -19,6 +19,7 @@ from moorage.podspec import (
     host_port,
     is_guaranteed,
     pod_requests,
+    tolerations_of,
 )
 
 from .pod_constraints import PodConstraints, read_constraints
@@ -152,18 +153,6 @@ def _terms(spec: Mapping[str, Any]) -> Terms | None:
     return tuple(selector + term for term in terms if term)
 
 
-def _tolerations(spec: Mapping[str, Any]) -> tuple[Toleration, ...]:
-    return tuple(
-        Toleration(
-            key=str(t.get("key") or ""),
-            operator=str(t.get("operator") or "Equal"),
-            value=str(t.get("value") or ""),
-            effect=str(t.get("effect") or ""),
-        )
-        for t in spec.get("tolerations") or ()
-    )
-
-
 def _device_claims(spec: Mapping[str, Any]) -> tuple[DeviceClaimNeed, ...]:
     return tuple(
         DeviceClaimNeed(
@@ -195,7 +184,7 @@ def read_template(
             (int(p.get("weight", 1)), _term(p.get("preference") or {}))
             for p in node.get("preferredDuringSchedulingIgnoredDuringExecution") or ()
         )
-        tolerations = _tolerations(spec)
+        tolerations = tolerations_of(spec)
         ports = _host_ports(spec)
         labels = {str(k): str(value) for k, value in (metadata.get("labels") or {}).items()} | dict(generated or {})
         return PodNeed(

@@ -6,7 +6,7 @@ they are created has to be in the template.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from moorage.machine_groups.names import (
@@ -21,10 +21,13 @@ from moorage.machine_groups.names import (
     WINDOW,
     type_key,
 )
+from moorage.machine_groups.objects import tolerating
 from moorage.machine_groups.windows import parse_runtime
 from moorage.model.documents import Consumer
-from moorage.podspec import format_pointer, object_key, template_path
+from moorage.model.reports import Taint
+from moorage.podspec import format_pointer, object_key, template, template_path, tolerations_of
 from moorage.sdk import ActionAsk, Contribution, Fleet, named_consumers
+from moorage.selectors import tolerated
 
 from .answers import NAME
 
@@ -66,18 +69,21 @@ def _of_daemon_set(
 ) -> Iterator[Contribution]:
     selected = {"key": type_key(machine_type), "operator": "In", "values": [group]}
     yield Contribution(app=app, object=object_key(manifest), op="require", value=[selected], by=NAME)
-    own = manifest
-    for part in (*path, "spec"):
-        own = own.get(part) or {}
-    have = own.get("tolerations") or []
-    new = [t for t in _tolerations(group, machine_type, fleet) if not _tolerates(have, t)]
+    spec = (template(manifest) or {}).get("spec") or {}
+    have = tolerations_of(spec)
+    new = [
+        (key, value)
+        for key, value in _taints(group, machine_type, fleet)
+        if not tolerated((Taint(key=key, effect="NoSchedule", value=value),), have)
+    ]
     if new:
         pointer = format_pointer((*path, "spec", "tolerations"))
-        yield Contribution(app=app, object=object_key(manifest), path=pointer, value=[*have, *new], by=NAME)
+        value = [*(spec.get("tolerations") or ()), *tolerating(new)]
+        yield Contribution(app=app, object=object_key(manifest), path=pointer, value=value, by=NAME)
 
 
-def _tolerations(group: str, machine_type: str, fleet: Fleet) -> list[dict[str, Any]]:
-    """Returns tolerations for the taints of a type's nodes, also for those of the group's other types, which may share them."""
+def _taints(group: str, machine_type: str, fleet: Fleet) -> list[tuple[str, str]]:
+    """Returns keys and values of the taints of a type's nodes, also those of the group's other types, which may share them."""
     own = [(type_key(machine_type), group), (NODE_POOL, "ready")]
     others = {
         (taint.key, taint.value)
@@ -85,14 +91,4 @@ def _tolerations(group: str, machine_type: str, fleet: Fleet) -> list[dict[str, 
         for taint in taints
         if taint.key.startswith(DOMAIN) and taint.value == group
     }
-    pairs = [*own, *sorted(others.difference(own))]
-    return [{"key": key, "effect": "NoSchedule", "operator": "Equal", "value": value} for key, value in pairs]
-
-
-def _tolerates(have: Sequence[Mapping[str, Any]], wanted: Mapping[str, Any]) -> bool:
-    return any(
-        one.get("effect") in (None, "", wanted["effect"])
-        and one.get("key") in (None, "", wanted["key"])
-        and (one.get("operator") == "Exists" or one.get("value") == wanted["value"])
-        for one in have
-    )
+    return [*own, *sorted(others.difference(own))]
