@@ -47,6 +47,11 @@ class PlacementSettings(NamedTuple):
         )
 
 
+def check() -> None:
+    """Raises SystemExit for settings that cannot be."""
+    PlacementSettings.from_env()
+
+
 def _is_loopback(host: str) -> bool:
     if host in ("", "localhost"):
         return True

@@ -3,6 +3,7 @@ from moorage.mesh import Bucket, Subject, WorkerSpec, stores, subjects
 SPEC = WorkerSpec(
     name="placement",
     entry="moorage.placement.worker:main",
+    check="moorage.placement.settings:check",
     order=35,
     nice=10,
     replicas=2,

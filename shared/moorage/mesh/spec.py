@@ -30,6 +30,8 @@ class WorkerSpec:
     name: str
     #: "package.module:function", called with Settings. Without one it is a user of the bus that `moorage up` does not start.
     entry: str = ""
+    #: "package.module:function" that raises SystemExit for settings with which the worker would end again and again.
+    check: str = ""
     #: Workers are started in this order.
     order: int = 100
     #: The niceness of its process: where cores are short, deciding comes before carrying out and reporting.
@@ -72,9 +74,19 @@ class WorkerSpec:
 
     def main(self) -> Any:
         """Imports and returns the function that `entry` names."""
-        import importlib
+        return _function(self.entry)
 
-        return getattr(importlib.import_module(self.module), self.entry.partition(":")[2])
+    def check_settings(self) -> None:
+        """Raises SystemExit for settings with which the worker cannot run."""
+        if self.check:
+            _function(self.check)()
+
+
+def _function(named: str) -> Any:
+    import importlib
+
+    module, _, name = named.partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
 _SERVES = (

@@ -60,8 +60,11 @@ def launch(state: StateDirectory, options: Options, say: Callable[[str], None]) 
     counts = {kind: count for kind in mesh.workers if (count := options.counts.get(kind, 1))}
     secrets = Credentials.open(state, mesh.users)
     warm(counts)
-    if "placement" in counts:
-        _check_placement_settings()
+    try:
+        for kind in counts:
+            mesh.workers[kind].check_settings()
+    except SystemExit as wrong:
+        raise Failure(str(wrong), USAGE) from None
     nats, redis = os.environ.get("MOORAGE_NATS_URL", ""), setting("MOORAGE_REDIS_URL")
     shared_seed = setting("MOORAGE_NATS_SEED")
     plan = Plan(
@@ -109,16 +112,6 @@ def launch(state: StateDirectory, options: Options, say: Callable[[str], None]) 
     finally:
         supervisor.stop()
     return DONE
-
-
-def _check_placement_settings() -> None:
-    """Refuses settings with which the worker would end again and again."""
-    from moorage.placement.settings import PlacementSettings  # warm has imported it
-
-    try:
-        PlacementSettings.from_env()
-    except SystemExit as wrong:
-        raise Failure(str(wrong), USAGE) from None
 
 
 def _start_brokers(supervisor: Supervisor, secrets: Credentials, wanted: str) -> Callable[[str], str]:
