@@ -88,6 +88,26 @@ def part(ident: str) -> str:
     return provider_uuid("lab/a", ident)
 
 
+async def taken_by_clients(
+    placement: PlacementClient, providers: list[str], amounts: dict[str, int], times: int
+) -> dict[str, set[str]]:
+    """Lets clients allocate of providers, each so many times, and returns the consumers that may have got something, by provider."""
+    accepted: dict[str, set[str]] = {provider: set() for provider in providers}
+
+    async def client(number: int) -> None:
+        for i in range(times):
+            consumer, provider = str(uuid.uuid4()), providers[(number + i) % len(providers)]
+            answer = await placement.allocate(consumer, {provider: amounts})
+            # An answer that was lost may have been an allocation: the consumer is then not new any more.
+            lost = answer.status == 409 and answer.body["errors"][0]["code"] == "placement.concurrent_update"
+            assert answer.status in (204, 409), answer
+            if answer.status == 204 or lost:
+                accepted[provider].add(consumer)
+
+    await asyncio.gather(*(client(number) for number in range(CLIENTS)))
+    return accepted
+
+
 @pytest.mark.parametrize("nth", [1, 3, 8])
 async def test_a_kill_loses_nothing_that_was_answered(
     placement: PlacementClient, failpoints: Failpoints, nth: int
@@ -95,19 +115,7 @@ async def test_a_kill_loses_nothing_that_was_answered(
     zones = [part(f"n-{n}/numa{z}") for n in (0, 1) for z in (0, 1)]
     generations = [await placement.generation(zone) for zone in zones]
     failpoints.arm("placement.committed", nth=nth)
-    accepted: dict[str, set[str]] = {zone: set() for zone in zones}
-
-    async def client(number: int) -> None:
-        for i in range(8):
-            consumer, zone = str(uuid.uuid4()), zones[(number + i) % len(zones)]
-            answer = await placement.allocate(consumer, {zone: {"VCPU": 1}})
-            # An answer that was lost may have been an allocation: the consumer is then not new any more.
-            lost = answer.status == 409 and answer.body["errors"][0]["code"] == "placement.concurrent_update"
-            assert answer.status in (204, 409), answer
-            if answer.status == 204 or lost:
-                accepted[zone].add(consumer)
-
-    await asyncio.gather(*(client(number) for number in range(CLIENTS)))
+    accepted = await taken_by_clients(placement, zones, {"VCPU": 1}, 8)
     await until(lambda: failpoints.happened("placement.committed") > 0, 60, "a worker dies")
     for zone, before in zip(zones, generations, strict=True):
         assert (await placement.held(zone)).keys() == accepted[zone]
@@ -133,18 +141,7 @@ async def test_a_kill_gives_no_common_device_twice(
 
     await eventually(there, 60, "the devices are shown")
     failpoints.arm("placement.committed", nth=nth)
-    accepted: dict[str, set[str]] = {device: set() for device in devices}
-
-    async def client(number: int) -> None:
-        for i in range(len(devices)):
-            consumer, device = str(uuid.uuid4()), devices[(number + i) % len(devices)]
-            answer = await placement.allocate(consumer, {device: {"CUSTOM_D_IO": 1}})
-            lost = answer.status == 409 and answer.body["errors"][0]["code"] == "placement.concurrent_update"
-            assert answer.status in (204, 409), answer
-            if answer.status == 204 or lost:
-                accepted[device].add(consumer)
-
-    await asyncio.gather(*(client(number) for number in range(CLIENTS)))
+    accepted = await taken_by_clients(placement, devices, {"CUSTOM_D_IO": 1}, len(devices))
     await until(lambda: failpoints.happened("placement.committed") > 0, 60, "a worker dies")
     mesh.kill("placement")
     for device in devices:

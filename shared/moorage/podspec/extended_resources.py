@@ -29,15 +29,15 @@ def extended_needs(
     for resource in sorted(names):
         if resources is not None and resource not in resources:
             continue
-        needs = _of_resource([one for one in containers if one.requests.get(resource)], resource)
+        needs = _of_resource(containers, resource)
         asked = sum(need.devices for need in needs)
         if 0 < asked <= MAX_DEVICES and asked == total.get(resource):
             found += needs
     return found
 
 
-def _of_resource(asking: Sequence[PodContainer], resource: str) -> list[ExtendedNeed]:
-    uses, name = container_uses(asking, resource), resource.replace("/", ".")
+def _of_resource(containers: Sequence[PodContainer], resource: str) -> list[ExtendedNeed]:
+    uses, name = container_uses(containers, resource), resource.replace("/", ".")
     return [
         ExtendedNeed(f"{name}.{use.container}" if len(uses) > 1 else name, resource, use.amount, use.containers)
         for use in uses
