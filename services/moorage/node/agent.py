@@ -301,7 +301,7 @@ class NodeAgent:
         if not given or not self.admission.enabled:
             return None
         decided = oci_properties(given)
-        # What plugins do not decide any more, such as the quota of CPUs that are shared again, is as the kubelet asks for it.
+        # Properties that no plugin decides any more, such as the quota of CPUs that are shared again, follow the kubelet.
         back = {name: value for name, value in record.asked.items() if name not in decided and is_asked(value)}
         return Wanted({**back, **decided}, is_exclusive(given))
 

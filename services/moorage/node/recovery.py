@@ -156,7 +156,7 @@ class Recovery:
         if before is not None:
             record.asked = before.asked
         else:
-            # What was asked for since the container was created stands by its id.
+            # The checkpoint keeps by id what was asked for since the container was created.
             record.asked = kept.get(record.id) or _read_asked(annotations.get(ASKED, "")) or kept.get(record.name, {})
         self._agent.index.put(record)
         if record.state == EXITED:

@@ -72,7 +72,7 @@ class _Fact(NamedTuple):
 
 
 class _Looks(NamedTuple):
-    """What expressions see of a device."""
+    """Holds what expressions see of a device."""
 
     facts: tuple[_Fact, ...]
     fields: frozenset[_Field]

@@ -61,7 +61,7 @@ class LayoutList(Sequence[Layout]):
 
 
 class _Common(NamedTuple):
-    """What layouts have in common that differ only in the identities of devices. `number`: of the first of them."""
+    """Holds what is the same in layouts that differ only in the identities of devices. `number`: of the first of them."""
 
     source: bytes
     devices: int

@@ -84,7 +84,7 @@ class Draft:
         self._failures: dict[str, ClaimFailures] = {}
         self.movers: list[Mover] = []
         self.waiting: dict[str, list[Slot]] = {}  # of DaemonSets, on failed devices of nodes without others
-        # What stays as it is, which is most of it, is not read.
+        # Only claims that may change are read: most stay as they are.
         self.active: dict[str, ActiveClaim] = {ident: ledger.claims[ident] for ident in sorted(self._idents())}
         for family in dict.fromkeys(active.family for active in self.active.values()):
             self._read_family(family)

@@ -72,7 +72,7 @@ def _up(text: str) -> int:
 
 
 class DeviceTable:
-    """What layouts say of the classes of devices, by row in the table of layouts."""
+    """Holds what layouts say of the classes of devices, by row in the table of layouts."""
 
     def __init__(self, fleet: Fleet, forest: Forest) -> None:
         self._fleet, self._forest = fleet, forest

@@ -107,7 +107,7 @@ class SimulatedMachines:
             pod = found.pod
         self._keep(pod)
         admitted = read_pod(pod)
-        # What the controller of DaemonSets adds to a pod is no part of the template.
+        # A template has nothing of what the controller of DaemonSets adds to its pods.
         tolerations = tuple(dict.fromkeys([*admitted.tolerations, *need.tolerations]))
         return admitted._replace(node_name=need.node_name, tolerations=tolerations)
 

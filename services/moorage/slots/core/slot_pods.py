@@ -43,7 +43,7 @@ def _of_type(ledger: Ledger, key: str, cluster: str) -> NodeCounts:
     found: NodeCounts = {}
     within = claims_within(ledger, claim)
     for slot in ledger.machines.guests_of(claim):
-        # Where its cluster was cut off, a pod of an application may have another slot than the application.
+        # A cluster that was cut off may have given a pod of an application another slot than the mesh.
         if slot.claim == claim or (slot.alone and slot.node not in within.get(slot.claim, {})):
             node = NodeKey(cluster, slot.node)
             found[node] = found.get(node, 0) + 1
