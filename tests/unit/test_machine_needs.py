@@ -15,10 +15,10 @@ from moorage.intents.core.validate import Accepted
 from moorage.ledger import Capacity, Ledger, Wanted, assign_beside_own
 from moorage.machine_groups.windows import parse_runtime
 from moorage.model.candidates import Ask
-from moorage.model.claims import Claim, Commit, Decision, IntentRef, SlotReservations
+from moorage.model.claims import Claim, Commit, Decision, IntentRef, SlotGrants, SlotReservations
 from moorage.model.desired_state import ActionAsk
 from moorage.model.groups import Revision
-from moorage.model.machine_slots import ReservedSlots, reservation_claim, slot_resource
+from moorage.model.machine_slots import Dependent, GrantedSlot, ReservedSlots, reservation_claim, slot_resource
 from moorage.model.machines import Allow
 from moorage.model.problems import Refused
 from moorage.model.reports import NodeReport, Taint
@@ -210,6 +210,41 @@ def test_the_controller_allows_clusters_with_enough_slots_and_tells_the_rest_wit
     assert [r.code for r in other.reasons] == ["MachineUnknown"]
     plain = msgspec.structs.replace(shape(), machine="", resources={"cpu": 1})
     assert candidates(ask(plain), world.fleet).apps["web"].reasons == []
+
+
+def test_clusters_come_first_where_pods_have_room_in_slots_that_others_of_their_type_opened() -> None:
+    world = World()
+    half, small = "general/half", Dependent(parent="general/large", per_parent=2)
+
+    def reserve(**slots: int) -> None:
+        reserved = [
+            ReservedSlots(
+                machine="general/large",
+                cluster=f"lab/{name}",
+                size={"cpu": 4000, "pods": 3},
+                slots={"n-0": count},
+                children={half: {"cpu": 2000, "pods": 1}},
+                dependents={half: small},
+            )
+            for name, count in slots.items()
+        ]
+        commit = Commit(id="2", entries=[SlotReservations(id="s", generation=1, reserved=reserved)])
+        world.capacity.folded(world.ledger.fold(world.ledger.seq + 1, commit))
+
+    def order(count: int) -> list[str]:
+        wanted = msgspec.structs.replace(shape(), resources={slot_resource(half): 1}, machine=half, count=count)
+        sets = candidates(ask(wanted), world.fleet).apps["web"].order
+        masks = [unpack(one, world.fleet.ids, world.fleet.size) for one in sets]
+        return ["".join("abc"[c] for c in range(3) if mask[c]) for mask in masks]
+
+    reserve(a=2, b=2, c=1)
+    assert order(1) == [], "no slot is open: what is free decides"
+    commit = Commit(id="3", entries=[SlotGrants(id="g", generation=1, granted=[
+        GrantedSlot(uid="u", machine=half, cluster="lab/c", node="n-0", claim=reservation_claim(half, "lab/c"), parent="general/large")
+    ])])  # fmt: skip
+    world.capacity.folded(world.ledger.fold(world.ledger.seq + 1, commit))
+    assert order(1) == ["c", "ab"]
+    assert order(2) == [], "the cluster with the open slot has no room for two"
 
 
 @pytest.mark.parametrize(

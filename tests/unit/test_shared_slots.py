@@ -22,7 +22,14 @@ from moorage.model.claims import (
     SlotReservations,
     Withdrawal,
 )
-from moorage.model.machine_slots import Dependent, GrantedSlot, ReservedSlots, reservation_claim, slot_resource
+from moorage.model.machine_slots import (
+    Dependent,
+    GrantedSlot,
+    ReservedSlots,
+    opened_resource,
+    reservation_claim,
+    slot_resource,
+)
 from moorage.model.shapes import Shape
 from moorage.model.shared_slots import SharedSlots, SharedType
 from moorage.model.slots import Slot
@@ -390,3 +397,43 @@ def test_what_a_group_has_itself_counts_as_free_for_it_in_every_type() -> None:
     assert isinstance(assign(fleet, where, [shape("g/half", 2)], taken=own), Assigned)
     assert not isinstance(assign(fleet, where, [shape("g/half", 3)], taken=own), Assigned)
     assert np.array_equal(where, fleet.rows_of(0))
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_pods_go_to_slots_that_others_of_their_type_have_opened(seed: int) -> None:
+    """As few slots as can be are opened for them, of all ways to put them on nodes."""
+    rng = Random(seed)
+    kinds = Kinds(*TREES[seed % len(TREES)])
+    world = World(kinds, slots=rng.randint(2, 5))
+    for number in range(rng.randint(1, 5)):
+        world.grant(f"u{number}", rng.choice(NODES), rng.choice(kinds.names[1:]))
+    fleet, name, count = world.writer.fleet, rng.choice(kinds.names[1:]), rng.randint(1, 6)
+
+    def opened(on: dict[str, int]) -> int | None:
+        counts = {at: world.counts(at) for at in NODES}
+        after = {at: counts[at] | {name: counts[at][name] + on.get(at, 0)} for at in NODES}
+        if not all(kinds.fits(world.slots_on(at), after[at], at) for at in NODES):
+            return None
+        return sum(kinds.needs(after[at]) - kinds.needs(counts[at]) for at in NODES)
+
+    ways = [opened({NODES[0]: first, NODES[1]: count - first}) for first in range(count + 1)]
+    fewest = min((way for way in ways if way is not None), default=None)
+    found = assign(fleet, fleet.rows_of(0), [shape(name, count)])
+    assert isinstance(found, Assigned) == (fewest is not None)
+    if isinstance(found, Assigned):
+        assert opened({slot.node: slot.count for slot in found.slots[0]}) == fewest
+    column = fleet.free(opened_resource(slot_resource(name)))
+    for at in NODES:
+        row, counts = fleet.row_of(0, at), world.counts(at)
+        more = next(n for n in range(40) if kinds.needs(counts | {name: counts[name] + n + 1}) > kinds.needs(counts))
+        assert row is not None and more == (column[row] if column is not None else 0)
+
+
+def test_of_opened_slots_the_nearest_are_filled_first() -> None:
+    """A quarter goes into an opened half before a half is opened in a slot that is open."""
+    world = World(Kinds(*TREES[2]), slots=2)
+    assert world.grant("half", "n-0", "g/half") and world.grant("quarter", "n-1", "g/quarter")
+    fleet = world.writer.fleet
+    found = assign(fleet, fleet.rows_of(0), [shape("g/quarter", 2)])
+    assert isinstance(found, Assigned)
+    assert sorted((slot.node, slot.count) for slot in found.slots[0]) == [("n-0", 1), ("n-1", 1)]

@@ -29,7 +29,7 @@ from .cluster_fit import add_optional, unsupported_reason
 from .combinations import Need, combinations, needs_by_weight
 from .inner_nodes import InnerGroups, InnerNodes
 from .node_filter import eligible, other_host, selected_by_terms, with_label
-from .packing import Packed, PackingProblem, PackingSolutions, ProblemKey, capacity, pack
+from .packing import Packed, PackingProblem, PackingSolutions, PreferredPlaces, ProblemKey, capacity, pack
 from .pod_rules import ExclusiveNodes, PodRules, compile_rules
 from .protocols import Amounts, Ids, Mask, Rows
 from .rule_limits import rule_limits
@@ -82,7 +82,7 @@ class _ClusterNodes:
             at = np.flatnonzero(where == row)
             for column, resource in enumerate(self.resources):
                 self.free[at, column] -= amounts.get(resource, 0)
-        shared = SharedNodes(rows, where, shapes, taken)
+        shared = self._shared = SharedNodes(rows, where, shapes, taken)
         for position, left in shared.free().items() if taken else ():
             for column, resource in enumerate(self.resources):
                 if resource in left:
@@ -147,12 +147,26 @@ class _ClusterNodes:
             feasible=np.array([self.feasible_with(g, granted[g]) for g in groups]),
             rules=self.rules.after(packed) if self.rules is not None else None,
             inner=InnerGroups(self.inner, groups, packed.copy(), granted) if self.inner is not None else None,
+            preferred=self._preferred(groups, packed.copy()),
         )
         result = (pack if problem.rules is None else pack_with_rules)(problem, steps, solutions)
         if isinstance(result, int):
             return groups[result]
         packed[groups] = result
         return packed if self.rules is None or self.rules.holds(packed) else self._first_with_rules()
+
+    def _preferred(self, groups: Sequence[int], fixed: Packed) -> PreferredPlaces | None:
+        """Returns where pods go first that live in slots which others of their type have opened already. `fixed`: pods that are placed
+        whatever the packing."""
+        if not any(self._shared.lives_in_another(number) for number in groups):
+            return None
+
+        def places(group: int, packed: Packed) -> list[Amounts]:
+            pods = fixed.copy()
+            pods[groups] += packed
+            return self._shared.in_opened(groups[group], pods)
+
+        return places
 
     def chosen(self, solutions: PackingSolutions) -> Packed | None:
         """Returns where the algorithm that chooses devices puts the pods, if all of them need devices and fit there."""

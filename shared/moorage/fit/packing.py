@@ -32,6 +32,11 @@ Packed = NDArray[np.int64]
 Vector = tuple[int, ...]
 
 
+#: Returns, for a group and the pods per group and node that are placed already, how many more pods of it each node is to have before
+#: others get any; then, how many once these places are filled; and so on.
+PreferredPlaces = Callable[[int, Packed], list[Amounts]]
+
+
 class PackingProblem(NamedTuple):
     free: Amounts  # node by resource
     needs: Amounts  # group by resource, of one pod
@@ -39,6 +44,7 @@ class PackingProblem(NamedTuple):
     feasible: NDArray[np.bool_]  # group by node: passes all filters but resources
     rules: PodRules | None = None
     inner: InnerGroups | None = None  # what nodes hold inside; None: that does not matter
+    preferred: PreferredPlaces | None = None  # places to fill before others
 
     @property
     def key(self) -> ProblemKey:
@@ -113,6 +119,13 @@ def group_orders(problem: PackingProblem, weights: NDArray[np.float64]) -> Itera
         yield by_nodes
 
 
+def _stages(problem: PackingProblem, group: int, packed: Packed, pods: Amounts) -> list[Amounts]:
+    """Returns how many pods of a group nodes may have, one stage after the other: those in preferred places first, in the end all."""
+    if problem.preferred is None:
+        return [pods]
+    return [*(np.minimum(places, pods) for places in problem.preferred(group, packed)), pods]
+
+
 def greedy(problem: PackingProblem, order: Sequence[int], weight: NDArray[np.float64]) -> Packed | int:
     """Packs by best fit decreasing: each group onto the fullest nodes that hold it. Returns the number of the first group
     that does not fit."""
@@ -122,7 +135,8 @@ def greedy(problem: PackingProblem, order: Sequence[int], weight: NDArray[np.flo
     least, weights = np.where(needed, problem.needs, _LEAST), weight * needed
     for group in order:
         count, need = problem.counts[group], problem.needs[group]
-        if count == 1:  # most objects have one pod; the general case below gives the same, more slowly
+        # Most objects have one pod; the general case below gives the same, more slowly.
+        if count == 1 and problem.preferred is None:
             holds = (free >= least[group]).all(axis=1)
             holds &= problem.feasible[group]
             nodes = holds.nonzero()[0]
@@ -133,14 +147,17 @@ def greedy(problem: PackingProblem, order: Sequence[int], weight: NDArray[np.flo
             free[node] -= need
             continue
         pods = capacity(free, need, problem.feasible[group], count)
-        nodes = np.flatnonzero(pods)
-        nodes = nodes[np.argsort((free[nodes] * weight)[:, need > 0].sum(axis=1), kind="stable")]
-        before = np.cumsum(pods[nodes]) - pods[nodes]
-        taken = np.clip(count - before, 0, pods[nodes])
-        if taken.sum() < count:
+        for most in _stages(problem, group, packed, pods):
+            more = most - packed[group]
+            nodes = np.flatnonzero(more > 0)
+            nodes = nodes[np.argsort((free[nodes] * weight)[:, need > 0].sum(axis=1), kind="stable")]
+            before = np.cumsum(more[nodes]) - more[nodes]
+            taken = np.clip(count - before, 0, more[nodes])
+            packed[group, nodes] += taken
+            free[nodes] -= taken[:, None] * need
+            count -= int(taken.sum())
+        if count:
             return group
-        packed[group, nodes] = taken
-        free[nodes] -= taken[:, None] * need
     return packed
 
 
@@ -153,21 +170,23 @@ def greedy_inside(problem: PackingProblem, order: Sequence[int], weight: NDArray
     for group in order:
         count, need = problem.counts[group], problem.needs[group]
         pods = capacity(free, need, problem.feasible[group], count)
-        nodes = np.flatnonzero(pods)
-        nodes = nodes[np.argsort((free[nodes] * weight)[:, need > 0].sum(axis=1), kind="stable")]
         full: set[object] = set()  # states of empty nodes that hold no pod beside those on others
-        for node in nodes.tolist():
-            state = inner.state(node) if node in inner.in_common and not packed[:, node].any() else None
-            if state is not None and state in full:
-                continue
-            placed = inner.most_beside(packed, node, group, min(count, int(pods[node])))
-            if state is not None and not placed:
-                full.add(state)
-            packed[group, node] = placed
-            free[node] -= placed * need
-            count -= placed
-            if not count:
-                break
+        for most in _stages(problem, group, packed, pods):
+            more = most - packed[group]
+            nodes = np.flatnonzero(more > 0)
+            nodes = nodes[np.argsort((free[nodes] * weight)[:, need > 0].sum(axis=1), kind="stable")]
+            for node in nodes.tolist() if count else ():
+                state = inner.state(node) if node in inner.in_common and not packed[:, node].any() else None
+                if state is not None and state in full:
+                    continue
+                placed = inner.most_beside(packed, node, group, min(count, int(more[node])))
+                if state is not None and not placed:
+                    full.add(state)
+                packed[group, node] += placed
+                free[node] -= placed * need
+                count -= placed
+                if not count:
+                    break
         if count:
             return group
     return packed
@@ -338,5 +357,5 @@ def pack(problem: PackingProblem, steps: int, solutions: PackingSolutions | None
     except BudgetExceeded:
         if solutions is None or problem.inner is not None:
             raise
-        packing = solutions.get(problem)
+        packing = solutions.get(problem._replace(preferred=None))
     return failed if packing is None else packing

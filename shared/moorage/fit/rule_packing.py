@@ -56,7 +56,7 @@ def pack_with_rules(problem: PackingProblem, steps: int, solutions: PackingSolut
         if problem.inner is not None:
             raise
         if solutions is not None:
-            packing = solutions.get(problem)
+            packing = solutions.get(problem._replace(preferred=None))
         elif sum(problem.counts) <= EXACT_PODS and len(problem.free) <= EXACT_NODES:
             from .hard_packing import integer_program
 
@@ -160,7 +160,10 @@ class _Placement:
             for node in np.flatnonzero(able).tolist():
                 able[node] = problem.inner.most_beside(self.packed, node, group, 1) > 0
         found = np.flatnonzero(able)
-        return found[np.lexsort(((self.free[found] * self.weights)[:, need > 0].sum(axis=1), crowd[found]))]
+        free = (self.free[found] * self.weights)[:, need > 0].sum(axis=1)
+        places = problem.preferred(group, self.packed) if problem.preferred is not None else []
+        # The last key counts most: among equally crowded nodes those with the nearest preferred places.
+        return found[np.lexsort((free, *(here[found] <= 0 for here in reversed(places)), crowd[found]))]
 
     def _placed(self, spread: Spread) -> Mask:
         """Nodes whose domain has a pod of the spread's shape that is placed here."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+import numpy as np
+
 from moorage.model.machine_slots import uses_slots
 from moorage.model.shapes import Shape
 from moorage.model.shared_slots import SharedSlots
 
-from .protocols import Ids, Rows
+from .protocols import Amounts, Ids, Rows
 
 
 def several_types(shapes: Iterable[Shape]) -> bool:
@@ -44,11 +46,40 @@ class SharedNodes:
         found = self._slots.get(at) if self._matters else None
         if found is None:
             return True
+        amounts = self._amounts(counts)
+        return all(slots.holds(amounts) for slots in found)
+
+    def _amounts(self, counts: Sequence[int]) -> dict[str, int]:
         amounts: dict[str, int] = {}
         for shape, count in zip(self._shapes, counts, strict=True):
             for name, amount in shape.resources.items() if count and shape.machine else ():
                 amounts[name] = amounts.get(name, 0) + amount * count
-        return all(slots.holds(amounts) for slots in found)
+        return amounts
+
+    def lives_in_another(self, number: int) -> bool:
+        """Returns whether a node has slots in which pods of the shape live beside others of their type."""
+        asked = self._shapes[number].resources
+        return any(kind.resource in asked for slots in self._slots.values() for one in slots for kind in one.types[1:])
+
+    def in_opened(self, number: int, packed: Amounts) -> list[Amounts]:
+        """Returns how many more pods of a shape nodes hold beside these, by shape and node, in slots that are open already: without
+        taking another slot of the type above theirs, then without one of the type above that, and so on."""
+        asked, found = self._shapes[number].resources, dict[int, tuple[int, ...]]()
+        known: dict[object, tuple[int, ...]] = {}
+        for at, slots in self._slots.items():
+            for one in slots:
+                resource = next((kind.resource for kind in one.types[1:] if kind.resource in asked), None)
+                if resource is None:
+                    continue
+                counts = packed[:, at].tolist()
+                key = one, tuple(counts)
+                if key not in known:
+                    known[key] = one.with_taken(self._amounts(counts)).in_opened(resource)
+                found[at] = known[key]
+        places = np.zeros((max(map(len, found.values()), default=0), packed.shape[1]), np.int64)
+        for at, of_node in found.items():
+            places[: len(of_node), at] = of_node
+        return list(places)
 
     def concerns(self, number: int) -> bool:
         return bool(self) and bool(self._shapes[number].machine)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from moorage.model.machine_slots import ReservedSlots
+from moorage.model.machine_slots import ReservedSlots, opened_resource
 from moorage.model.shared_slots import SharedSlots
 
 from .machine_room import occupied
@@ -52,4 +52,6 @@ def taken_with(totals: Mapping[str, int], shared: Iterable[SharedSlots]) -> dict
     found = dict(totals)
     for slots in shared:
         found |= {name: -free for name, free in slots.free().items()}
+        for kind in slots.types[1:]:
+            found[opened_resource(kind.resource)] = -slots.in_opened(kind.resource)[-1]
     return {name: amount for name, amount in found.items() if amount}

@@ -19,11 +19,17 @@ from .shared_slots import SharedSlots, SharedType
 
 _PREFIX = "machine:"
 _WINDOW = "@"
+_OPENED = "opened:"
 
 
 def slot_resource(machine: str, window: str = "") -> str:
     """Returns the name of the resource that slots of a machine type, GROUP/TYPE, are; those kept for a window are another."""
     return f"{_PREFIX}{machine}{_WINDOW}{window}" if window else f"{_PREFIX}{machine}"
+
+
+def opened_resource(resource: str) -> str:
+    """Returns the name of what nodes have free of a type that lives in slots of another, in slots that its pods have taken already."""
+    return f"{_OPENED}{resource}"
 
 
 def machine_of(resource: str) -> tuple[str, str] | None:

@@ -50,6 +50,21 @@ class SharedSlots(NamedTuple):
             left[number] = room if kind.most is None else min(room, kind.most - used[number])
         return {kind.resource: free for kind, free in zip(self.types, left, strict=True)}
 
+    def in_opened(self, resource: str) -> tuple[int, ...]:
+        """Returns how many more pods of a type there may be if no slot of the type above it is taken for them; then, if none of the
+        type above that one is; and so on. Empty for the first type, which lives in no other."""
+        number = next((n for n, kind in enumerate(self.types) if kind.resource == resource), 0)
+        used, chain, found = self.used(), [number], list[int]()
+        while (above := self.types[chain[-1]].above) >= 0:
+            left = 0
+            for below in reversed(chain):
+                kind = self.types[below]
+                room = kind.per_parent * (left + self._opened(below, used)) - used[below]
+                left = room if kind.most is None else min(room, kind.most - used[below])
+            found.append(max(0, left))
+            chain.append(above)
+        return tuple(found)
+
     def holds(self, amounts: Mapping[str, int]) -> bool:
         """Returns whether so many more pods, by resource, may come together."""
         added = {kind.resource for kind in self.types if amounts.get(kind.resource, 0) > 0}

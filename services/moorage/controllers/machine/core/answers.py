@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 
-from moorage.model.machine_slots import machine_of
+from moorage.model.candidates import MAX_ORDER
+from moorage.model.machine_slots import machine_of, opened_resource
 from moorage.sdk import Allowed, Answer, Ask, Fleet, Mask, Reason, Shape, ShapedApp, allow, answer, deny
 
 NAME = "machine"
 SAMPLES = 5
+#: Clusters in which as many pods have room in opened slots are in so many classes by what is free of all.
+SHARES = 4
 
 
 def candidates(ask: Ask, fleet: Fleet) -> Answer:
@@ -43,7 +48,24 @@ def _of_app(ask: Ask, app: ShapedApp, fleet: Fleet) -> Allowed:
         allowed &= ~short
         reasons.append(_reason(app.name, shapes[0], resource, needed, short, free, fleet, known=known))
         excluded.append(short)
-    return allow(allowed, reasons=reasons, excluded=excluded)
+    return allow(allowed, reasons=reasons, excluded=excluded, order=_opened_first(wanted, allowed, fleet))
+
+
+def _opened_first(wanted: Mapping[str, Sequence[Shape]], allowed: Mask, fleet: Fleet) -> list[Mask]:
+    """Returns the clusters by how many of the pods have room in slots that others of their types have opened, then by what is free of
+    all slots; nothing where none has any."""
+    pods, in_opened, free = 0, np.zeros(fleet.size, np.int64), np.full(fleet.size, np.iinfo(np.int64).max)
+    for resource, shapes in wanted.items():
+        count = sum(shape.count for shape in shapes)
+        free = np.minimum(free, _free_slots(fleet, resource)[0])
+        if fleet.free(opened_resource(resource)) is not None:
+            pods += count
+            in_opened += np.minimum(_free_slots(fleet, opened_resource(resource))[0], count)
+    if not (allowed & (in_opened > 0)).any():
+        return []
+    shares, most = (MAX_ORDER // SHARES - 1) * in_opened // pods, max(1, int(free[allowed].max()))
+    rank = shares * SHARES + np.minimum(free * SHARES // (most + 1), SHARES - 1)
+    return [allowed & (rank == value) for value in np.unique(rank[allowed])[::-1]]
 
 
 def _closed_to(project: str, namespace: str, resource: str, fleet: Fleet) -> Mask:
