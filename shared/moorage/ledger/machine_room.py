@@ -21,6 +21,8 @@ from moorage.model.shared_slots import SharedSlots
 
 from .families import NodeAmounts, add
 
+ClusterAmounts = Mapping[str, NodeAmounts]
+
 
 def reserved_room(reserved: ReservedSlots, claims_of: Callable[[str], Iterable[str]], fleet: Fleet) -> NodeAmounts:
     """Returns what the slots take by node. `claims_of`: by machine type, the claims whose pods fill its slots."""
