@@ -175,6 +175,23 @@ def window(name: str, slots: int, begin: int, end: int) -> Window:
     return Window(name=name, slots=slots, from_=f"2026-01-01T{begin:02}:00:00Z", until=f"2026-01-01T{end:02}:00:00Z")
 
 
+def test_slots_of_another_type_are_set_aside_with_a_limit_only_and_kept_for_no_window() -> None:
+    path, window = (
+        "spec.machineTypes[1]",
+        {"name": "w", "slots": 1, "from": "2030-01-01T00:00:00Z", "until": "2030-01-02T00:00:00Z"},
+    )
+    kinds: dict[str, dict[str, Any]] = {"large": {"spec": {"cpu": "2", "memory": "1Gi"}, "available": 2}}
+
+    def half(**fields: Any) -> dict[str, Any]:
+        spec = {"dependence": {"machineType": "large", "availableRatio": 0.5}}
+        return machine("g", {**kinds, "half": {"spec": spec, **fields}}, {"n": ["large"]})
+
+    assert accepted(half(available=3, offlineSlots=2)).types[1].offline_slots == 2
+    assert refused(half(available=3, offlineSlots=4)) == {(f"{path}.offlineSlots", "Contradiction")}
+    assert refused(half(offlineSlots=1)) == {(f"{path}.offlineSlots", "Contradiction")}
+    assert refused(half(available=3, windows=[window])) == {(f"{path}.windows", "Contradiction")}
+
+
 def test_windows_never_promise_more_than_there_is() -> None:
     document = example()
     entry = {"name": "night", "slots": 3, "from": "2026-01-01T20:00:00Z", "until": "2026-01-02T04:00:00+01:00"}

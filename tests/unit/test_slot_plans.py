@@ -130,14 +130,16 @@ def with_half(available: int) -> Machine:
 
 def test_types_of_which_there_are_only_so_many_may_be_where_there_is_room() -> None:
     slots = {key(0): 2, key(1): 2}
-    assert limits(with_half(-1), "large", slots, {}, {}) == {}, "as many as fit"
-    assert limits(with_half(3), "large", slots, {}, {}) == {"half": {key(0): 3}}
+    assert limits(with_half(-1), "large", slots, {}, {}, {}) == {}, "as many as fit"
+    assert limits(with_half(3), "large", slots, {}, {}, {}) == {"half": {key(0): 3}}
     taken = {"large": {key(0): 2}}
-    assert limits(with_half(3), "large", slots, taken, {"half": {key(0): 3}}) == {"half": {key(1): 3}}
+    assert limits(with_half(3), "large", slots, taken, {"half": {key(0): 3}}, {}) == {"half": {key(1): 3}}
     held = {"half": {key(1): 2, key(0): 1}}
-    assert limits(with_half(3), "large", slots, {"large": {key(1): 1}}, held) == held, "they stay where they were"
+    assert limits(with_half(3), "large", slots, {"large": {key(1): 1}}, held, {}) == held, "they stay where they were"
     used = {"half": {key(1): 3}}
-    assert limits(with_half(2), "large", slots, used, held) == {"half": {key(1): 3}}, "nobody is sent away"
+    assert limits(with_half(2), "large", slots, used, held, {}) == {"half": {key(1): 3}}, "nobody is sent away"
+    apart = {"half": {key(0): 2}}
+    assert limits(with_half(3), "large", slots, {}, {}, apart) == {"half": {key(0): 1}}, "clusters give out the others"
     assert in_use(with_half(3), {"large": {key(0): 1}, "half": {key(0): 3}})["large"] == {key(0): 3}
 
 
@@ -168,8 +170,8 @@ def test_slots_that_clusters_give_out_alone_are_those_that_nobody_else_has() -> 
     assert set_aside(slots, 3, {}, {}, {}) == {key(0): 1, key(1): 2}, "the last ones"
     assert set_aside(slots, 1, {}, {key(0): 1}, {}) == {key(0): 1}, "they stay where they are"
     assert set_aside(slots, 3, {}, {}, {key(1): 2}) == {key(0): 2}, "what is promised is not set aside"
-    assert set_aside(slots, 1, {key(0): 2}, {}, {key(0): 2}) == {key(0): 2}, "what was given alone stays so"
-    assert set_aside(slots, 3, {key(0): 1}, {key(0): 2}, {key(0): 1, key(1): 1}) == {key(0): 2, key(1): 1}
+    assert set_aside(slots, 1, {key(0): 2}, {}, {}) == {key(0): 2}, "what was given alone stays so"
+    assert set_aside(slots, 3, {key(0): 1}, {key(0): 2}, {key(1): 1}) == {key(0): 2, key(1): 1}
 
 
 def test_a_slot_that_a_cluster_gave_out_alone_is_none_of_those_of_the_mesh() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from moorage.fleet import normalize_node
 from moorage.ledger import Capacity, Ledger
-from moorage.machine_groups.names import GIVEN_ALONE, MACHINE_GROUP
+from moorage.machine_groups.names import GIVEN_ALONE, MACHINE_GROUP, MACHINE_TYPE
 from moorage.machine_groups.reports import MeshReports
 from moorage.model.claims import (
     Claim,
@@ -37,8 +37,13 @@ from moorage_testkit.fleets import node, writer_of
 from moorage_testkit.machine_world import World
 from moorage_testkit.machines import machine
 
-CLUSTER, MACHINE = "lab/one", "g/a"
-RESERVATION, SLOT = reservation_claim(MACHINE, CLUSTER), slot_resource(MACHINE)
+CLUSTER = "lab/one"
+#: What the halves of slots of the type `a` are.
+HALF = {"spec": {"dependence": {"machineType": "a", "availableRatio": 0.5}}}
+
+
+def reservation(kind: str) -> str:
+    return reservation_claim(f"g/{kind}", CLUSTER)
 
 
 class Mesh:
@@ -71,6 +76,10 @@ class Mesh:
         self.cluster.take(report)
         for _ in range(8):
             planner = Planner(self.writer.fleet, self.ledger, self.cluster, now)
+            grants, ident = planner.grants(), f"g{self.ledger.seq}"
+            if grants.withdrawn or grants.observed:
+                self._commit(SlotGrants(id=ident, generation=self.generation, granted=grants.observed, withdrawn=grants.withdrawn, observed=True))  # fmt: skip
+                continue
             reservations = planner.reservations()
             if reservations.changed:
                 self._commit(
@@ -79,14 +88,9 @@ class Mesh:
                     )
                 )
                 continue
-            grants = planner.grants()
-            if not (grants.withdrawn or grants.observed or grants.granted):
+            if not grants.granted:
                 return self.told.reply(report, planner.answer(reservations, grants.waiting))
-            ident = f"g{self.ledger.seq}"
-            if grants.withdrawn or grants.observed:
-                self._commit(SlotGrants(id=f"o{ident}", generation=self.generation, granted=grants.observed, withdrawn=grants.withdrawn, observed=True))  # fmt: skip
-            if grants.granted:
-                self._commit(SlotGrants(id=ident, generation=self.generation, granted=grants.granted))
+            self._commit(SlotGrants(id=ident, generation=self.generation, granted=grants.granted))
         raise AssertionError("it finds no end")
 
     def _commit(self, entry: SlotReservations | SlotGrants) -> None:
@@ -100,9 +104,10 @@ class Mesh:
             self.fold(entry)
         self.capacity.give_back_entry(entry.id)
 
-    def decide(self, name: str, rng: random.Random) -> bool:
-        """Decides an application of one pod on a node with a free slot."""
-        free = [n for n in self.nodes if self.free(n, SLOT) > 0]
+    def decide(self, name: str, kind: str, rng: random.Random) -> bool:
+        """Decides an application of one pod on a node with a free slot of a type."""
+        resource = slot_resource(f"g/{kind}")
+        free = [n for n in self.nodes if self.free(n, resource) > 0]
         if not free:
             return False
         claim = Claim(
@@ -113,8 +118,8 @@ class Mesh:
             app="a",
             object="Deployment/d",
             cluster=CLUSTER,
-            within=RESERVATION,
-            slots=[Slot(node=rng.choice(free), resources={SLOT: 1})],
+            within=reservation(kind),
+            slots=[Slot(node=rng.choice(free), resources={resource: 1})],
         )
         decision = Decision(id=name, group=name, revision=1, claims=[claim])
         self.capacity.hold(decision)
@@ -139,25 +144,37 @@ class Mesh:
                 live[pod["spec"]["nodeName"]] = live.get(pod["spec"]["nodeName"], 0) + 1
         rows = []
         for name, cores in self.nodes.items():
-            requested = {"cpu": str(2 * bound[name]), "memory": f"{bound[name]}Gi"}
+            halves = sum(p["spec"]["nodeName"] == name and _type_of(p) == "half" for p in pods)
+            units = 2 * bound[name] - halves
+            requested = {"cpu": str(units), "memory": f"{512 * units}Mi"}
             found = node(name, cpu=str(cores), memory="64Gi", requested=requested, pod_count=bound[name])
             rows.append(normalize_node(found)[0])
         self.writer.put(0, CLUSTER, rows, whole=True, claims=claims)
 
 
-class Site:
-    """A cluster and its mesh."""
+def _type_of(pod: dict[str, Any]) -> str:
+    return str(pod["metadata"]["labels"].get(MACHINE_TYPE, ""))
 
-    def __init__(self, seed: int) -> None:
+
+class Site:
+    """A cluster and its mesh. `halves`: with a type of which two share a slot, and of which there are only so many."""
+
+    def __init__(self, seed: int, *, halves: bool = False) -> None:
         self.rng = rng = random.Random(seed)
         self.nodes = {f"n{i}": 2 * rng.randint(1, 2) for i in range(rng.randint(1, 3))}
         self.room = sum(cores // 2 for cores in self.nodes.values())
         self.available = rng.randint(1, self.room)
         self.offline = rng.randint(1, self.available)
         kind = {"spec": {"cpu": "2", "memory": "1Gi"}, "available": self.available, "offlineSlots": self.offline}
-        document = machine("g", {"a": kind}, {name: ["a"] for name in self.nodes})
+        kinds = {"a": kind}
+        if halves:
+            self.halves = rng.randint(1, 2 * self.available)
+            kinds["half"] = HALF | {"available": self.halves, "offlineSlots": rng.randint(0, self.halves)}
+        self.types = list(kinds)
+        document = machine("g", kinds, {name: ["a"] for name in self.nodes})
         self.world = World(document, {n: {"cpu": str(c), "memory": "64Gi"} for n, c in self.nodes.items()}, rng)
-        self.mesh, self.cut, self.apps, self.made = Mesh(self.nodes), False, dict[str, int](), 0
+        self.mesh, self.cut, self.made = Mesh(self.nodes), False, 0
+        self.apps, self.kinds = dict[str, int](), dict[str, str]()
         self.session = 0
         self.begin_session()
 
@@ -200,7 +217,8 @@ class Site:
 
     def guest(self, app: str = "") -> None:
         labels = {CLAIM: f"claim-{app}"} if app else {}
-        self.world.guest(f"g{self.made}", "a", labels={MACHINE_GROUP: "g", **labels})
+        kind = self.kinds[app] if app else self.rng.choice(self.types)
+        self.world.guest(f"g{self.made}", kind, labels={MACHINE_GROUP: "g", **labels})
         self.made += 1
 
     def step(self) -> None:
@@ -209,8 +227,9 @@ class Site:
             case n if n < 6 and self.made < 12:
                 self.guest()
             case n if n < 10:
-                if self.mesh.decide(name := f"app{self.made}-{n}-{len(self.apps)}", rng):
-                    self.apps[name] = 0
+                kind = rng.choice(self.types)
+                if self.mesh.decide(name := f"app{self.made}-{n}-{len(self.apps)}", kind, rng):
+                    self.apps[name], self.kinds[name] = 0, kind
             case n if n < 13 and self.apps and self.made < 16:
                 name = rng.choice(sorted(self.apps))
                 if not self.apps[name]:
@@ -242,23 +261,27 @@ class Site:
 
     def check(self) -> None:
         """Counts whoever was let onto a node, and whoever was promised a slot there and was not let in elsewhere."""
-        let_in: dict[str, str] = {}
+        let_in: dict[str, tuple[str, str]] = {}
         of_app: Counter[tuple[str, str]] = Counter()
         for pod in self.world.guests():
             where = pod["spec"].get("nodeName") or pinned_node(pod["spec"])
             if not pod["spec"].get("schedulingGates") and where and pod["status"].get("phase") != "Succeeded":
-                let_in[pod["metadata"]["uid"]] = where
+                let_in[pod["metadata"]["uid"]] = where, _type_of(pod)
                 if GIVEN_ALONE not in pod["metadata"].get("annotations", {}):
                     of_app[pod["metadata"]["labels"][CLAIM], where] += 1
         total = Counter(let_in.values())
         for uid, granted in self.mesh.ledger.machines.granted.items():
-            if uid not in let_in and not granted.alone and granted.claim == RESERVATION:
-                total[granted.node] += 1
+            kind = granted.machine.partition("/")[2]
+            if uid not in let_in and not granted.alone and granted.claim == reservation(kind):
+                total[granted.node, kind] += 1
         for ident, active in self.mesh.ledger.claims.items():
+            kind = self.kinds[active.group]
             for slot in active.claim.slots:
-                total[slot.node] += max(0, slot.count - of_app[ident, slot.node])
+                total[slot.node, kind] += max(0, slot.count - of_app[ident, slot.node])
         for name, cores in self.nodes.items():
-            assert total[name] <= cores // 2, (name, total, let_in)
+            assert total[name, "a"] - (-total[name, "half"] // 2) <= cores // 2, (name, total, let_in)
+        if "half" in self.types:
+            assert sum(count for (_, kind), count in total.items() if kind == "half") <= self.halves, (total, let_in)
 
     def end_apps(self) -> None:
         """Ends the applications: their pods go first."""
@@ -275,6 +298,19 @@ class Site:
             self.sync()
             self.world.rest()
             self.world.now += 61
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 1 << 30))
+def test_of_a_type_that_shares_slots_never_more_are_given_out_than_there_are(seed: int) -> None:
+    site = Site(seed, halves=True)
+    site.rest()
+    for _ in range(site.rng.randint(50, 300)):
+        site.step()
+        site.check()
+    site.end_apps()
+    site.rest()
+    site.check()
 
 
 @settings(max_examples=60, deadline=None)

@@ -107,8 +107,7 @@ class SlotService:
         if refusal:
             return MachinesSynced(cause=report.id, generation=self._generation, revision=0, refused=refusal)
         cluster.take(report)
-        await self._settle_documents(name)
-        answer = await self._settle(cluster)
+        answer = await self._settle_with_documents(cluster)
         told = self._told.setdefault(name, Told(self._generation))
         return told.reply(report, answer)
 
@@ -131,13 +130,31 @@ class SlotService:
         told = self._told.get(cluster)
         return told.answer if told is not None else Answer()
 
+    async def _settle_with_documents(self, cluster: ClusterMachines) -> Answer:
+        if any(cluster.name in stored.clusters for stored in self.documents.values()):
+            async with self._lock(cluster.name):
+                grants = self._planner(cluster, self._now()).grants()
+                if grants.withdrawn or grants.observed:  # before slots of the documents are laid out
+                    await self._grant(grants.observed, grants.withdrawn, observed=True)
+            await self._settle_documents(cluster.name)
+        return await self._settle(cluster)
+
+    def _lock(self, cluster: str) -> asyncio.Lock:
+        return self._locks.setdefault(cluster, asyncio.Lock())
+
     async def _settle(self, cluster: ClusterMachines) -> Answer:
         """Commits what is planned for the cluster until nothing is left to do."""
-        async with self._locks.setdefault(cluster.name, asyncio.Lock()):
+        async with self._lock(cluster.name):
             refusals = 0
             for _ in range(ATTEMPTS):
                 now = self._now()
                 planner = self._planner(cluster, now)
+                grants = planner.grants()
+                if grants.withdrawn or grants.observed:
+                    # Before slots are laid out: those that somebody has are not promised to others.
+                    await self._grant(grants.observed, grants.withdrawn, observed=True)
+                    refusals = 0
+                    continue
                 reservations = planner.reservations()
                 # Slots that are held are given out even where the log takes no new ones.
                 if reservations.changed and refusals < REFUSALS:
@@ -146,16 +163,12 @@ class SlotService:
                         break
                     refusals = 0 if dropped is None else refusals + 1
                     continue
-                grants = planner.grants()
-                if not (grants.withdrawn or grants.observed or grants.granted):
+                if not grants.granted:
                     again = reservations.again - now if reservations.again else None
                     if reservations.changed or self._is_unreserved(cluster.name):
                         again = RETRY_REFUSED if again is None else min(again, RETRY_REFUSED)
                     self._plan_later(cluster.name, again)
                     return self._with_documents(cluster.name, planner.answer(reservations, grants.waiting))
-                if grants.withdrawn or grants.observed:
-                    await self._grant(grants.observed, grants.withdrawn, observed=True)
-                    refusals = 0
                 for begin in range(0, len(grants.granted), MOST_GRANTS):
                     await _in_parts(grants.granted[begin : begin + MOST_GRANTS], _node_of, self._grant)
             self._plan_later(cluster.name, RETRY)
@@ -327,8 +340,7 @@ class SlotService:
     async def _look_again(self, cluster: ClusterMachines) -> None:
         if not cluster.known or not self._is_certain():
             return
-        await self._settle_documents(cluster.name)
-        answer = await self._settle(cluster)
+        answer = await self._settle_with_documents(cluster)
         told = self._told.get(cluster.name)
         if told is None or told.differs(answer):
             await self._bus.publish(subjects.machines("changed", cluster.name), b"")

@@ -213,7 +213,13 @@ class _Reader:
             offline = self.number(entry, "offlineSlots", path, 0) or 0
             if available is not None and offline > available:
                 self.error(f"{path}.offlineSlots", "Contradiction", f"is {offline}, but available is {available}")
+            if depends and offline and available is None:
+                text = "only so many are set aside of a type with available; without, the slots in which it lives are"
+                self.error(f"{path}.offlineSlots", "Contradiction", text)
             windows = read_windows(self, entry, path)
+            if depends and windows:
+                text = "slots of another type are opened when pods come; a window holds slots of the type in which it lives"
+                self.error(f"{path}.windows", "Contradiction", text)
             window_violations(self, windows, available, offline, f"{path}.windows")
             types.append(
                 MachineType(

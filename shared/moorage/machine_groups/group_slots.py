@@ -12,6 +12,7 @@ from .group_state import GroupState, StoredSlots, read_slots
 from .handover import Handover
 from .layout import NodeRoom, Slots, lay_out
 from .names import machine_key
+from .sizes import root_of
 from .slot_assignment import BIND_WITHIN
 
 #: Unused slots of a Node that is not Ready move after this many seconds.
@@ -35,6 +36,15 @@ def slots_of(
         name: ordered.get(name) or StoredSlots(slots=local[name], offline=local[name])
         for name, size in group.sizes.items()
         if not size.parent
+    }
+
+
+def set_aside_of(group: GroupState, slots: Mapping[str, StoredSlots]) -> dict[str, int]:
+    """Returns how many the cluster grants alone of the types of which the mesh promises only so many."""
+    return {
+        kind.name: kind.offline_slots
+        for kind in group.machine.types
+        if kind.spec.dependence is not None and kind.available >= 0 and slots[root_of(group.sizes, kind.name)].mesh
     }
 
 

@@ -30,7 +30,10 @@ def handover_effects(
         obj = cluster.set_of(group, name)
         if obj is None or cluster.writes.is_busy(("StatefulSet", cluster.namespace, obj["metadata"]["name"])):
             continue
-        effects += _store_effect(cluster, obj, plan.stores.get(name), slots.get(name), now)
+        kept = slots.get(name)
+        if kept is None and claims[name]:  # it has no slots of its own, but guests that are counted to its claim
+            kept = StoredSlots(claim=claims[name], mesh=True)
+        effects += _store_effect(cluster, obj, plan.stores.get(name), kept, now)
     for name, node in plan.pins.items():
         if not cluster.writes.is_free(("Pod", cluster.namespace, name), now):
             continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
@@ -98,7 +99,8 @@ class Stored(NamedTuple):
 class Situation(NamedTuple):
     """What a plan rests on besides the Pods. `slots`: per type and Node; `offline`: those of them that the cluster grants alone; `usable`:
     Nodes that are Ready; `ordered`: grants of the mesh, None without it; `stored`: by type; `left_over`: reservations of
-    another controller, which hold places until they are replaced; `placed`: guests on Nodes, and which rules they have about others."""
+    another controller, which hold places until they are replaced; `placed`: guests on Nodes, and which rules they have about others;
+    `set_aside`: of types of which the mesh promises only so many, how many the cluster grants alone."""
 
     slots: Mapping[str, Mapping[str, int]]
     offline: Mapping[str, Mapping[str, int]]
@@ -108,6 +110,7 @@ class Situation(NamedTuple):
     nodes_for: NodesFor
     placed: PlacedGuests
     left_over: Sequence[ReservationPod] = ()
+    set_aside: Mapping[str, int] = MappingProxyType({})
 
 
 class Opening(NamedTuple):

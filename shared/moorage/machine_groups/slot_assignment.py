@@ -173,7 +173,17 @@ class SlotAssignment:
             return False
         alone_more = Counter(self.offline_on.get(node, Counter()))
         alone_more[machine_type] += 1
-        return self.h.taken(alone_more, root) <= alone
+        return self.h.taken(alone_more, root) <= alone and self._is_set_aside(machine_type, node, alone_more)
+
+    def _is_set_aside(self, machine_type: str, node: str, there: Counter[str]) -> bool:
+        """Returns whether the cluster may have so many alone on a Node, of a type and of those in which it lives."""
+        while machine_type:
+            most = self.s.set_aside.get(machine_type)
+            on = {**self.offline_on, node: there}
+            if most is not None and sum(self.h.taken(counts, machine_type) for counts in on.values()) > most:
+                return False
+            machine_type = self.h.sizes[machine_type].parent
+        return True
 
     def _grant(self, name: str) -> None:
         """Gives free slots to guests by priority and age. Those that leave first are given first, so that no other has to move."""

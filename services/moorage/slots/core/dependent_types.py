@@ -33,15 +33,36 @@ def in_use(machine: Machine, pods: Mapping[str, NodeCounts]) -> dict[str, NodeCo
     return used
 
 
-def limits(
-    machine: Machine, root: str, slots: NodeCounts, pods: Mapping[str, NodeCounts], held: Mapping[str, NodeCounts]
+def places_alone(
+    machine: Machine, root: str, offline: NodeCounts, alone: Mapping[str, NodeCounts]
 ) -> dict[str, NodeCounts]:
-    """Returns, for types of which there are only so many, how many each node may have. They stay where they are and where they were
-    allowed; others go first to where there is room for them now. `slots`: of the root, by node; `pods`: by type; `held`: what nodes may
-    have by the ledger."""
+    """Returns, for types of which there are only so many, how many clusters give out alone on each node: where they did, then in the first
+    slots of the root that they give out alone (`offline`). `alone`: slots of each type that they gave out already."""
+    found, kinds = sizes(machine), {kind.name: kind for kind in machine.types}
+    result: dict[str, NodeCounts] = {}
+    for name in types_below(machine, root):
+        if kinds[name].available < 0:
+            continue
+        places = result[name] = {node: count for node, count in alone.get(name, {}).items() if count}
+        spare = kinds[name].offline_slots - sum(places.values())
+        for node, count in offline.items():
+            more = min(spare, count * per_slot(found, name) - places.get(node, 0))
+            if more > 0:
+                places[node] = places.get(node, 0) + more
+                spare -= more
+    return result
+
+
+def limits(
+    machine: Machine, root: str, slots: NodeCounts, pods: Mapping[str, NodeCounts], held: Mapping[str, NodeCounts],
+    apart: Mapping[str, NodeCounts],
+) -> dict[str, NodeCounts]:  # fmt: skip
+    """Returns, for types of which there are only so many, how many the mesh may put on each node. They stay where they are and where they
+    were allowed; others go first to where there is room for them now. `slots`: of the root, by node; `pods`: by type; `held`: what nodes
+    may have by the ledger; `apart`: those that clusters give out alone, of which there are none in `slots` and `pods`."""
     found, below = sizes(machine), types_below(machine, root)
-    available = {kind.name: kind.available for kind in machine.types}
-    limited = [name for name in below if available[name] >= 0]
+    available = {kind.name: kind.available - sum(apart.get(kind.name, {}).values()) for kind in machine.types}
+    limited = [kind.name for kind in machine.types if kind.name in below and kind.available >= 0]
     used = in_use(machine, pods) if limited else {}
     result: dict[str, NodeCounts] = {}
     for name in limited:

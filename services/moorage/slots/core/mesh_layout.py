@@ -13,11 +13,11 @@ from moorage.machine_groups.windows import Span
 from moorage.model.machine_slots import ReservedSlots, reservation_claim
 from moorage.model.machines import MachineDocument, MachineType
 
-from .dependent_types import in_use, limits
+from .dependent_types import limits, places_alone
 from .layout import PATIENCE, NodeCounts, NodeKey, PooledNode, TypeLayout, lay_out
 from .mesh_machines import SlotParts, StoredMachine, share_of
 from .planner import FleetRoom, Planner, children_sizes, dependents, is_usable, window_projects
-from .slot_pods import given_alone, pods_in_slots
+from .slot_pods import SlotsInUse
 from .state import ClusterMachines
 from .window_slots import by_window, less, set_aside
 
@@ -36,7 +36,7 @@ def lay_out_over_clusters(
 ) -> MeshLayout:
     machine, found = stored.machine, MeshLayout()
     held: dict[str, NodeCounts] = {}
-    pods = pods_in_slots(ledger, machine, stored.clusters)
+    in_use = SlotsInUse.read(ledger, machine, stored.clusters)
     allowed: dict[str, NodeCounts] = {}
     for cluster in stored.clusters:
         planner = Planner(fleet, ledger, clusters.get(cluster, ClusterMachines(cluster)), now)
@@ -47,7 +47,7 @@ def lay_out_over_clusters(
             for name, places in planner.allowed(machine, kind.name).items():
                 allowed.setdefault(name, {}).update(places)
     nodes = [_pooled(stored, number, clusters, fleet, now) for number in range(len(machine.node_pool))]
-    layouts = lay_out(machine, nodes, held, in_use(machine, pods), FleetRoom(fleet, ledger, machine))
+    layouts = lay_out(machine, nodes, held, in_use.used(), FleetRoom(fleet, ledger, machine))
     parts: dict[str, SlotParts] = {}
     for kind in machine.types:
         layout = layouts.get(kind.name)
@@ -56,7 +56,7 @@ def lay_out_over_clusters(
         key = f"{machine.group}/{kind.name}"
         if layout.short:
             found.why[key] = f"{layout.maximum - layout.short} of {layout.maximum} slots fit; {layout.why}"
-        parts[kind.name] = _reserve(key, kind, layout, stored, ledger, now, found, pods, allowed)
+        parts |= _reserve(key, kind, layout, stored, ledger, now, found, in_use, allowed)
     slots = {name: layout.slots for name, layout in layouts.items()}
     short = {name: layout.short for name, layout in layouts.items()}
     found.shares = {cluster: share_of(stored, cluster, slots, short, parts) for cluster in stored.clusters}
@@ -71,20 +71,28 @@ def _reserve(
     ledger: Ledger,
     now: float,
     found: MeshLayout,
-    pods: Mapping[str, NodeCounts],
+    in_use: SlotsInUse,
     allowed: Mapping[str, NodeCounts],
-) -> SlotParts:
-    """Notes the reservations of a type that change. Returns which of its slots are for what."""
+) -> dict[str, SlotParts]:
+    """Notes the reservations of a type that change. Returns which of its slots are for what, also those of types that live in them."""
     offline = set_aside(
         layout.slots,
         kind.offline_slots,
-        given_alone(ledger, stored.machine, stored.clusters)[kind.name],
+        in_use.alone[kind.name],
         _set_aside_now(key, stored.clusters, ledger),
-        in_use(stored.machine, pods)[kind.name],
+        in_use.promised[kind.name],
     )
     spans = [span for span in map(Span.of, kind.windows) if span.end > now]
     kept, windows = by_window(spans, less(layout.slots, offline))
-    most = limits(stored.machine, kind.name, less(less(layout.slots, offline), kept), pods, allowed)
+    apart = places_alone(stored.machine, kind.name, offline, in_use.alone)
+    most = limits(
+        stored.machine,
+        kind.name,
+        less(less(layout.slots, offline), kept),
+        in_use.pods,
+        allowed,
+        apart,
+    )
     size = slot_size(sizes(stored.machine), kind.name)
     for cluster in stored.clusters:
         wanted = ReservedSlots(
@@ -103,7 +111,7 @@ def _reserve(
         before = ledger.machines.reserved.get(wanted.claim)
         if before != wanted and (wanted.slots or before is not None):
             found.changed.append(wanted)
-    return SlotParts(offline, windows)
+    return {kind.name: SlotParts(offline, windows)} | {name: SlotParts(places, {}) for name, places in apart.items()}
 
 
 def _set_aside_now(key: str, clusters: Iterable[str], ledger: Ledger) -> NodeCounts:

@@ -27,11 +27,11 @@ from moorage.model.machines import (
 )
 from moorage.model.shapes import PODS
 
-from .dependent_types import in_use, limits, types_below
+from .dependent_types import limits, places_alone, types_below
 from .grants import GrantPlan, SlotUse, plan_grants
 from .layout import PATIENCE, NodeCounts, NodeKey, PooledNode, TypeLayout, lay_out
 from .mesh_machines import StoredMachine
-from .slot_pods import claims_within, given_alone, pods_in_slots
+from .slot_pods import SlotsInUse, claims_within
 from .state import ClusterMachines
 from .window_slots import by_window, less, set_aside
 
@@ -151,14 +151,13 @@ class Planner:
         for machine in self._own_machines():
             nodes = [self._pooled(machine, number) for number in range(len(machine.node_pool))]
             held = {t.name: self._held(f"{machine.group}/{t.name}") for t in machine.types}
-            pods = self._pods(machine)
-            used = in_use(machine, pods)
-            layouts = lay_out(machine, nodes, held, used, FleetRoom(self._fleet, self._ledger, machine))
+            in_use = SlotsInUse.read(self._ledger, machine, (self._cluster.name,))
+            layouts = lay_out(machine, nodes, held, in_use.used(), FleetRoom(self._fleet, self._ledger, machine))
             for machine_type in machine.types:
                 layout = layouts.get(machine_type.name)
                 if layout is not None:
                     key = f"{machine.group}/{machine_type.name}"
-                    wanted[key] = self._reserved(machine, key, machine_type, layout, pods)
+                    wanted[key] = self._reserved(machine, key, machine_type, layout, in_use)
                     if layout.short:
                         plan.why[key] = f"{layout.maximum - layout.short} of {layout.maximum} slots fit; {layout.why}"
             plan.again = _sooner(plan.again, self._next(machine))
@@ -197,6 +196,8 @@ class Planner:
             total.observed += found.observed
             total.withdrawn += found.withdrawn
             total.waiting += found.waiting
+        if total.withdrawn or total.observed:
+            total.granted = []  # of types that share slots, what is free is known once this is in the log
         return total
 
     def _placed(self) -> PlacedGuests:
@@ -247,9 +248,6 @@ class Planner:
             )
         return answer
 
-    def _pods(self, machine: Machine) -> dict[str, NodeCounts]:
-        return pods_in_slots(self._ledger, machine, (self._cluster.name,))
-
     def _held(self, key: str) -> NodeCounts:
         reserved = self._ledger.machines.reserved.get(reservation_claim(key, self._cluster.name))
         slots: Mapping[str, int] = reserved.slots if reserved is not None else {}
@@ -283,26 +281,30 @@ class Planner:
         key: str,
         machine_type: MachineType,
         layout: TypeLayout,
-        pods: Mapping[str, NodeCounts],
+        in_use: SlotsInUse,
     ) -> ReservedSlots:
-        alone = given_alone(self._ledger, machine, (self._cluster.name,))[machine_type.name]
         before = self._ledger.machines.reserved.get(reservation_claim(key, self._cluster.name))
         aside = {NodeKey(self._cluster.name, n): c for n, c in before.offline.items()} if before is not None else {}
-        used = in_use(machine, pods)[machine_type.name]
-        offline = set_aside(layout.slots, machine_type.offline_slots, alone, aside, used)
+        name = machine_type.name
+        offline = set_aside(layout.slots, machine_type.offline_slots, in_use.alone[name], aside, in_use.promised[name])
         spans = [span for span in _spans(machine_type) if span.end > self._now]
         kept, windows = by_window(spans, less(layout.slots, offline))
         found = sizes(machine)
         places = less(less(layout.slots, offline), kept)
-        held = self.allowed(machine, machine_type.name)
+        most = limits(
+            machine,
+            machine_type.name,
+            places,
+            in_use.pods,
+            self.allowed(machine, machine_type.name),
+            places_alone(machine, machine_type.name, offline, in_use.alone),
+        )
         return ReservedSlots(
             machine=key,
             cluster=self._cluster.name,
             size=slot_size(found, machine_type.name),
             children=children_sizes(machine, machine_type.name),
-            dependents=dependents(
-                machine, machine_type.name, limits(machine, machine_type.name, places, pods, held), self._cluster.name
-            ),
+            dependents=dependents(machine, machine_type.name, most, self._cluster.name),
             slots=_names(layout.slots),
             offline=_names(offline),
             kept=_names(kept),
@@ -350,6 +352,7 @@ class Planner:
             )
         most = reserved.dependents[key].most if reserved is not None and key in reserved.dependents else None
         above = found[name].per_parent
+        promised = SlotsInUse.read(self._ledger, machine, (cluster,)).promised
         return SlotUse(
             machine=key,
             cluster=cluster,
@@ -357,7 +360,7 @@ class Planner:
             slots=places,
             allow=machine.allow,
             claims=claims_within(self._ledger, reservation_claim(key, cluster)),
-            last=[node.name for node, count in in_use(machine, self._pods(machine))[name].items() if count % above],
+            last=[node.name for node, count in promised[name].items() if count % above],
             usable=usable,
             parent=f"{machine.group}/{root}",
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from moorage.ledger import Ledger
 from moorage.ledger.families import Family
@@ -13,13 +14,38 @@ from .dependent_types import in_use
 from .layout import NodeCounts, NodeKey
 
 
-def pods_in_slots(ledger: Ledger, machine: Machine, clusters: Iterable[str]) -> dict[str, NodeCounts]:
-    """Returns how many slots of each type guests and applications have, by node."""
+class SlotsInUse(NamedTuple):
+    """The slots of a Machine that somebody has, by type and node. `pods`: who got them from the mesh; `promised`: slots of each type that
+    these take, also of those in which theirs live; `alone`: those that clusters gave out alone."""
+
+    pods: dict[str, NodeCounts]
+    promised: dict[str, NodeCounts]
+    alone: dict[str, NodeCounts]
+
+    @classmethod
+    def read(cls, ledger: Ledger, machine: Machine, clusters: Iterable[str]) -> SlotsInUse:
+        names = list(clusters)
+        pods = pods_in_slots(ledger, machine, names, alone=False)
+        return cls(pods, in_use(machine, pods), given_alone(ledger, machine, names))
+
+    def used(self) -> dict[str, NodeCounts]:
+        """Returns all of them. Pods of types that share slots share none between those of the mesh and those given out alone."""
+        return {
+            kind: {node: nodes.get(node, 0) + alone.get(node, 0) for node in {**nodes, **alone}}
+            for kind, nodes in self.promised.items()
+            for alone in [self.alone.get(kind, {})]
+        }
+
+
+def pods_in_slots(
+    ledger: Ledger, machine: Machine, clusters: Iterable[str], *, alone: bool = True
+) -> dict[str, NodeCounts]:
+    """Returns how many slots of each type guests and applications have, by node. `alone`: also those that clusters gave them alone."""
     return {
         kind.name: {
             node: count
             for cluster in clusters
-            for node, count in _of_type(ledger, f"{machine.group}/{kind.name}", cluster).items()
+            for node, count in _of_type(ledger, f"{machine.group}/{kind.name}", cluster, alone=alone).items()
         }
         for kind in machine.types
     }
@@ -27,10 +53,10 @@ def pods_in_slots(ledger: Ledger, machine: Machine, clusters: Iterable[str]) -> 
 
 def given_alone(ledger: Ledger, machine: Machine, clusters: Iterable[str]) -> dict[str, NodeCounts]:
     """Returns how many slots of each type clusters gave out alone, by node, also to pods of types that live in them."""
-    pods: dict[str, NodeCounts] = {}
+    pods: dict[str, NodeCounts] = {kind.name: {} for kind in machine.types}
     for cluster in clusters:
         for kind in machine.types:
-            counts = pods.setdefault(kind.name, {})
+            counts = pods[kind.name]
             for slot in ledger.machines.guests_of(reservation_claim(f"{machine.group}/{kind.name}", cluster)):
                 if slot.alone:
                     node = NodeKey(cluster, slot.node)
@@ -38,11 +64,13 @@ def given_alone(ledger: Ledger, machine: Machine, clusters: Iterable[str]) -> di
     return in_use(machine, pods)
 
 
-def _of_type(ledger: Ledger, key: str, cluster: str) -> NodeCounts:
+def _of_type(ledger: Ledger, key: str, cluster: str, *, alone: bool) -> NodeCounts:
     claim = reservation_claim(key, cluster)
     found: NodeCounts = {}
     within = claims_within(ledger, claim)
     for slot in ledger.machines.guests_of(claim):
+        if slot.alone and not alone:
+            continue
         # A cluster that was cut off may have given a pod of an application another slot than the mesh.
         if slot.claim == claim or (slot.alone and slot.node not in within.get(slot.claim, {})):
             node = NodeKey(cluster, slot.node)

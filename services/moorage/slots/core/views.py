@@ -22,11 +22,11 @@ from moorage.model.machine_views import (
 )
 from moorage.model.machines import GuestReport, Machine, MachineReport, MachineType, Usage, WaitingReason
 
-from .dependent_types import in_use
+from .dependent_types import in_use, places_alone
 from .layout import NodeCounts, NodeKey
 from .mesh_machines import StoredMachine
 from .planner import Answer
-from .slot_pods import claims_within, pods_in_slots
+from .slot_pods import claims_within, given_alone, pods_in_slots
 from .state import ClusterMachines
 
 
@@ -159,15 +159,37 @@ class MachineViews:
         if reserved is None:
             return None
         pods = pods_in_slots(self._ledger, machine, (cluster,))
+        alone = {
+            slot_resource(machine_key(machine.group, other)): places
+            for other, places in self._places_alone(machine, reserved).items()
+        }
         free: dict[str, int] = {}
         for node, count in reserved.slots.items():
             counts = {
                 slot_resource(machine_key(machine.group, other)): by_node.get(NodeKey(cluster, node), 0)
                 for other, by_node in pods.items()
             }
-            slots = reserved.shared(node)._replace(slots=count).with_taken(counts)
+            empty = reserved.shared(node)
+            types = tuple(
+                kind if kind.most is None else kind._replace(most=kind.most + alone.get(kind.resource, {}).get(node, 0))
+                for kind in empty.types
+            )
+            slots = empty._replace(slots=count, types=types).with_taken(counts)
             free[node] = max(0, slots.free().get(slot_resource(machine_key(machine.group, name)), 0))
         return free
+
+    def _places_alone(self, machine: Machine, reserved: ReservedSlots) -> dict[str, dict[str, int]]:
+        """Returns how many a cluster gives out alone of types of which there are only so many, by node."""
+        cluster = reserved.cluster
+        told = self._clusters[cluster].machines.get(machine.name)
+        own = (
+            told.machine if told is not None and told.machine is not None else machine
+        )  # its share of a Machine of the mesh
+        offline = {NodeKey(cluster, node): count for node, count in reserved.offline.items()}
+        found = places_alone(
+            own, reserved.machine.partition("/")[2], offline, given_alone(self._ledger, own, (cluster,))
+        )
+        return {name: {node.name: count for node, count in places.items()} for name, places in found.items()}
 
     def slots(self, machine: str = "", only: str = "") -> Iterator[SlotView]:
         """Yields every slot, those that are missing too."""
@@ -212,8 +234,9 @@ class MachineViews:
         found, key = sizes(machine), machine_key(machine.group, name)
         reserved, per_parent = self._reservation(machine, root_of(found, name), cluster), found[name].per_parent
         most = reserved.dependents[key].most if reserved is not None and key in reserved.dependents else None
+        alone = self._places_alone(machine, reserved).get(name, {}) if reserved is not None else {}
         return {
-            node.name: places if most is None else min(places, most.get(node.name, 0))
+            node.name: places if most is None else min(places, most.get(node.name, 0) + alone.get(node.name, 0))
             for node, count in used.items()
             for places in [per_parent * -(-count // per_parent)]
         }

@@ -9,11 +9,11 @@ from moorage.machine_groups.windows import Span
 from .layout import NodeCounts, NodeKey
 
 
-def set_aside(slots: NodeCounts, count: int, alone: NodeCounts, held: NodeCounts, used: NodeCounts) -> NodeCounts:
+def set_aside(slots: NodeCounts, count: int, alone: NodeCounts, held: NodeCounts, promised: NodeCounts) -> NodeCounts:
     """Returns the nodes of `count` slots that clusters give out alone: those that they gave out already (`alone`), then those that are set
-    aside now (`held`), then the last ones. What somebody else has is promised, and not set aside. `used` counts all that somebody has."""
+    aside now (`held`), then the last ones. What the mesh promised (`promised`) is not set aside."""
     found = {node: min(total, there) for node, total in slots.items() if (there := alone.get(node, 0))}
-    free = {node: total - max(used.get(node, 0), found.get(node, 0)) for node, total in slots.items()}
+    free = {node: total - promised.get(node, 0) - found.get(node, 0) for node, total in slots.items()}
     left = count - sum(found.values())
     for most in ({node: held.get(node, 0) - found.get(node, 0) for node in slots}, free):
         for node in reversed(list(slots)):
