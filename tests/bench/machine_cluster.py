@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
+import signal
 import ssl
 import sys
 import tempfile
@@ -18,7 +20,7 @@ import msgspec
 import numpy as np
 import psutil
 
-from moorage.kube import Api, Reflector, connect
+from moorage.kube import Api, ApiError, Reflector, connect
 from moorage.machine_groups.names import GROUP_VERSION, MACHINE_TYPE, NODE_POOL
 from moorage.machines.install import install
 from moorage.model.object_names import NAMESPACE
@@ -104,8 +106,10 @@ class Site:
 
 
 @contextlib.asynccontextmanager
-async def site(nodes: int, slots: int, cpu: str = "2", arguments: Sequence[str] = ()) -> AsyncIterator[Site]:
-    """`arguments`: more of the API server."""
+async def site(
+    nodes: int, slots: int, cpu: str = "2", arguments: Sequence[str] = (), holds: int | None = None
+) -> AsyncIterator[Site]:
+    """`arguments`: more of the API server; `holds`: how many of the slots find room."""
     with ControlPlane("bench", arguments=arguments) as plane:
         for i in range(nodes):
             plane.node(f"n{i}", allocatable={"cpu": "64", "memory": "256Gi"})
@@ -123,7 +127,7 @@ async def site(nodes: int, slots: int, cpu: str = "2", arguments: Sequence[str] 
             spec = {"spec": {"cpu": cpu, "memory": "1Gi"}, "available": slots, "offlineSlots": slots}
             cluster.machine(machine("g", {"a": spec}, {f"n{i}": ["a"] for i in range(nodes)}))
             found = Site(cluster, api, pods, process)
-            await found.usage(slots, slots, 0, 0)
+            await found.usage(slots, slots if holds is None else holds, 0, 0)
             yield found
         finally:
             watch.cancel()
@@ -334,35 +338,101 @@ async def rest(nodes: int = 500, slots: int = 1000, waiting: int = 3000, seconds
     ]
 
 
-async def cordoned(times: int = 20) -> Figure:
-    """From a Node being cordoned until its label is off and the condition is set."""
+async def cordoned(times: int = 20) -> list[Figure]:
+    """From a Node being cordoned until its label is off, and until the conditions of the Machine and of its pool say so."""
     samples: list[float] = []
+    told: list[float] = []
     async with site(3, 3) as s:
-        nodes: dict[str, dict[str, Any]] = {}
+        seen: dict[str, dict[str, Any]] = {}
         changed = asyncio.Event()
 
-        def put(key: Any, node: dict[str, Any]) -> None:
-            nodes[key.name] = node
+        def put(key: Any, obj: dict[str, Any]) -> None:
+            seen[key.name] = obj
             changed.set()
 
-        watch = asyncio.ensure_future(Reflector(s.api, "/api/v1/nodes", _decode, put, lambda _key, _uid: None).run())
+        async def until(check: Callable[[], bool]) -> float:
+            while not check():
+                changed.clear()
+                await changed.wait()
+            return time.perf_counter()
+
+        def is_labelled() -> bool:
+            return NODE_POOL in seen["n1"]["metadata"]["labels"]
+
+        def healthy(is_healthy: bool) -> bool:
+            conditions = {c["type"]: c["status"] for c in seen["g"]["status"]["conditions"]}
+            pool = {node["name"]: node["condition"] for node in seen["g-node-pool"]["status"]["nodePool"]}
+            wanted = ("True", "Ready") if is_healthy else ("False", "NotReady")
+            return (conditions["NodesHealthy"], pool["n1"]) == wanted
+
+        paths = ("/api/v1/nodes", f"/apis/{GROUP_VERSION}/machines", f"/apis/{GROUP_VERSION}/machinenodepools")
+        reflectors = [Reflector(s.api, path, _decode, put, lambda _key, _uid: None) for path in paths]
+        watches = [asyncio.ensure_future(reflector.run()) for reflector in reflectors]
+        for reflector in reflectors:
+            await reflector.synced.wait()
         for _ in range(times):
+            await until(lambda: is_labelled() and healthy(True))
             began = time.perf_counter()
             await s.api.call("PATCH", "/api/v1/nodes/n1", body=b'{"spec":{"unschedulable":true}}', content_type=_MERGE)
-            while NODE_POOL in nodes.get("n1", {}).get("metadata", {}).get("labels", {NODE_POOL: ""}):
-                changed.clear()
-                await changed.wait()
-            samples.append((time.perf_counter() - began) * 1e3)
+            samples.append((await until(lambda: not is_labelled()) - began) * 1e3)
+            told.append((await until(lambda: healthy(False)) - began) * 1e3)
             await s.api.call("PATCH", "/api/v1/nodes/n1", body=b'{"spec":{"unschedulable":null}}', content_type=_MERGE)
-            while NODE_POOL not in nodes["n1"]["metadata"]["labels"]:
-                changed.clear()
-                await changed.wait()
-            await asyncio.sleep(0.6)
+        for watch in watches:
+            watch.cancel()
+        await asyncio.gather(*watches, return_exceptions=True)
+    return [
+        Figure.of("Node cordoned -> label off", samples, "p99 <= 300 ms", p99=300),
+        Figure.of("Node cordoned -> conditions set", told, "p99 <= 300 ms", p99=300),
+    ]
+
+
+async def held(nodes: int = 1, available: int = 3, seconds: float = 60) -> Figure:
+    """How often the number of replicas changes where fewer slots fit than are available."""
+    seen: list[int] = []
+    async with site(nodes, available, cpu="30", holds=2) as s:
+        key = "a-g"
+
+        def put(found: Any, stateful_set: dict[str, Any]) -> None:
+            if found.name == key:
+                seen.append(stateful_set["spec"]["replicas"])
+
+        path = f"/apis/apps/v1/namespaces/{NAMESPACE}/statefulsets"
+        watch = asyncio.ensure_future(Reflector(s.api, path, _decode, put, lambda _key, _uid: None).run())
+        await asyncio.sleep(seconds)
         watch.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await watch
-    return Figure.of("Node cordoned -> label off", samples, "p99 <= 300 ms", p99=300)
+    flips = sum(one != other for one, other in itertools.pairwise(seen))
+    return Figure.of(f"replicas changed in {seconds:.0f} s, 2 of 3 slots fit", [flips], "0", p50=0, unit="times")
+
+
+async def killed() -> Figure:
+    """From the leader being killed until a guest that was asked for all the time is bound."""
+    async with site(2, 4) as s:
+        second = MachinesProcess(s.cluster)
+        try:
+            while not second.is_ready():  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+            await s.create("first", GUEST)
+            await s.pods.until(lambda: f"{TEAM}/first" in s.pods.bound)
+            began = time.perf_counter()
+            s.process.stop(signal.SIGKILL)
+            while True:
+                try:
+                    await s.create("next", GUEST)
+                    break
+                except ApiError:  # nobody answers where the hooks still are
+                    await asyncio.sleep(0.1)
+            await s.pods.until(lambda: f"{TEAM}/next" in s.pods.bound)
+            took = s.pods.bound[f"{TEAM}/next"] - began
+        finally:
+            second.remove()
+    return Figure.of("leader killed -> next grant", [took], "<= 15 s", p50=15, unit="s")
 
 
 async def machine_cluster() -> list[Figure]:
-    return [await one_at_a_time(), await many(), *await ended(), await hooks(), *await rest(), await cordoned()]
+    return [await one_at_a_time(), await hooks(), *await cordoned(), await held(), await killed()]
+
+
+async def machine_cluster_many() -> list[Figure]:
+    return [await many(), *await ended(), *await rest()]

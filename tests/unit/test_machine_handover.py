@@ -121,6 +121,48 @@ def test_a_node_that_others_write_at_the_same_time_is_written_again_at_once(watc
     assert [e.name for e in again if e.kind == "Node"] == ["n0"]
 
 
+def test_what_others_change_again_and_again_is_put_back_at_once_and_then_every_30_seconds() -> None:
+    w = world(slots=3, nodes=2)
+    w.rest()
+    before, began = w.writes.total(), w.now
+    while w.now < began + 120:
+        found = w.objects["StatefulSet", NAMESPACE, "a-g"]
+        found["spec"]["replicas"] = 7
+        w.change("StatefulSet", found)
+        pool = w.objects["MachineNodePool", "", "g-node-pool"]
+        pool["spec"]["machineTypeStock"] = []
+        w.change("MachineNodePool", pool)
+        node = w.objects["Node", "", "n0"]
+        node["metadata"]["labels"][NODE_POOL] = "theirs"
+        w.change("Node", node)
+        w.rest()
+    # Three things: each at once the first times, and four times later; answers of some are lost.
+    assert 12 <= w.writes.total() - before <= 40, w.writes
+
+
+def test_nothing_waits_because_others_changed_an_object_again() -> None:
+    """Neither guests for a slot while somebody changes its StatefulSet, nor marks of a Node that is not ready any more."""
+    w = world(slots=3, nodes=2)
+    w.rest()
+    for _ in range(4):
+        found = w.objects["StatefulSet", NAMESPACE, "a-g"]
+        found["metadata"]["labels"][MACHINE_TYPE] = "x"
+        w.change("StatefulSet", found)
+        node = w.objects["Node", "", "n0"]
+        node["metadata"]["labels"].pop(NODE_POOL, None)
+        w.change("Node", node)
+        w.rest()
+    assert NODE_POOL not in node["metadata"]["labels"], "it is not put back again at once"
+    began = w.now
+    w.guest("one", "a")
+    node["spec"]["unschedulable"] = True
+    w.change("Node", node)
+    w.rest()
+    taints = {taint["key"]: taint["value"] for taint in node["spec"]["taints"]}
+    assert w.now < began + 5 and taints[NODE_POOL] == "not-ready"
+    assert w.usage("g")["a"]["used"] == 1
+
+
 def test_slots_are_counted_by_state() -> None:
     w = world(slots=3, nodes=1)
     w.rest()

@@ -49,7 +49,7 @@ def plan_group(cluster: ClusterObjects, group: GroupState, now: float, times: li
         times.append(min(next_times))
         cluster.writes.later[("Group", "", group.machine.group)] = min(next_times)
     writing = {effect.key for effect in effects}
-    effects += [e for e in handover_effects(cluster, group, plan, stored_slots, now) if e.key not in writing]
+    effects += handover_effects(cluster, group, plan, stored_slots, writing, now, times)
     effects += takeover_effects(cluster, group, plan, slots, now)
     effects += waiting_events(cluster, group, usable, now, times)
     effects += status_effects(cluster, group, machine, slots, states, usable, now, times)

@@ -17,7 +17,7 @@ from .names import machine_key, pool_name
 from .objects import difference
 
 #: Seconds between two writes of a status.
-STATUS_INTERVAL = 0.5
+STATUS_INTERVAL = 0.2
 #: A guest that waits is told why once, until it is this many seconds old; of older guests others have told it.
 TELL_UNTIL = 60.0
 #: Events of one plan.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import msgspec
 
@@ -15,25 +15,35 @@ from .handover import Handover
 from .handover_records import Opening, Plan, Stored
 from .layout import Slots
 from .names import GRANTS, OTHER_NAMESPACE, SLOT_GATE, SLOTS, machine_key
-from .object_writes import REPAIR_INTERVAL
+from .object_writes import REPAIR_INTERVAL, Key
 from .pods import opening_patch, pin_patch
 from .takeover import removal, taken_over_patch
 
 
 def handover_effects(
-    cluster: ClusterObjects, group: GroupState, plan: Plan, slots: Mapping[str, StoredSlots], now: float
+    cluster: ClusterObjects,
+    group: GroupState,
+    plan: Plan,
+    slots: Mapping[str, StoredSlots],
+    writing: Collection[Key],
+    now: float,
+    times: list[float],
 ) -> list[Effect]:
+    """`writing`: objects of which something else is being written."""
     effects: list[Effect] = []
     handover = group.handover
     claims = {name: cluster.reservation_of(group, name) for name in group.sizes}
     for name in group.sizes:
         obj = cluster.set_of(group, name)
-        if obj is None or cluster.writes.is_busy(("StatefulSet", cluster.namespace, obj["metadata"]["name"])):
+        if obj is None:
+            continue
+        key = ("StatefulSet", cluster.namespace, obj["metadata"]["name"])
+        if key in writing or cluster.writes.is_busy(key):
             continue
         kept = slots.get(name)
         if kept is None and claims[name]:  # it has no slots of its own, but guests that are counted to its claim
             kept = StoredSlots(claim=claims[name], mesh=True)
-        effects += _store_effect(cluster, obj, plan.stores.get(name), kept, now)
+        effects += _store_effect(cluster, obj, plan.stores.get(name), kept, now, times)
     for name, node in plan.pins.items():
         if not cluster.writes.is_free(("Pod", cluster.namespace, name), now):
             continue
@@ -89,13 +99,16 @@ def _opening_effect(
 
 
 def _store_effect(
-    cluster: ClusterObjects, obj: Object, stored: Stored | None, slots: StoredSlots | None, now: float
+    cluster: ClusterObjects,
+    obj: Object,
+    stored: Stored | None,
+    slots: StoredSlots | None,
+    now: float,
+    times: list[float],
 ) -> list[Effect]:
     """Writes replicas, grants and slots of a StatefulSet in one request, which fails if another process wrote meanwhile."""
     meta = obj["metadata"]
     key = ("StatefulSet", cluster.namespace, meta["name"])
-    if cluster.writes.is_put_off(key, now):
-        return []
     annotations: dict[str, str] = {}
     before = meta.get("annotations") or {}
     patch: Object = {}
@@ -109,11 +122,11 @@ def _store_effect(
         text = msgspec.json.encode(slots, order="sorted").decode()
         if before.get(SLOTS) != text:
             annotations[SLOTS] = text
-    if not patch and not annotations:
-        return []
-    patch["metadata"] = {"resourceVersion": meta["resourceVersion"]}
     if annotations:
-        patch["metadata"]["annotations"] = {k: v or None for k, v in annotations.items()}
+        patch["metadata"] = {"annotations": {k: v or None for k, v in annotations.items()}}
+    if not patch or not cluster.writes.may_repair(key, patch, now, times, "slots"):
+        return []
+    patch = {**patch, "metadata": {**patch.get("metadata", {}), "resourceVersion": meta["resourceVersion"]}}
     return [Effect("merge", *key, patch, "grant" if stored is not None and stored.grants else "scale")]
 
 

@@ -22,7 +22,8 @@ class ObjectWrites:
         self.later: dict[Key, float] = {}
         self._busy: set[Key] = set()
         self._put_off: dict[Key, float] = {}  # after a conflict or a refusal
-        self._repaired: dict[Key, tuple[Mapping[str, Any], float]] = {}
+        #: By key, and by what of the object it is: what was written last, and when it was put back last.
+        self._repaired: dict[Key, dict[str, tuple[Mapping[str, Any], float]]] = {}
 
     def next_times(self, now: float) -> list[float]:
         """Forgets times that are over, and returns the others."""
@@ -46,19 +47,21 @@ class ObjectWrites:
         """Returns whether nothing of an object is under way or failed lately."""
         return key not in self._busy and not self._put_off.get(key)
 
-    def may_repair(self, key: Key, wanted: Mapping[str, Any], now: float, times: list[float]) -> bool:
-        """Returns whether an object may be written: at once if something else is wanted of it than before or it is repaired for the first
-        time, else not before REPAIR_INTERVAL."""
+    def may_repair(self, key: Key, wanted: Mapping[str, Any], now: float, times: list[float], part: str = "") -> bool:
+        """Returns whether a part of an object may be written: at once if something else is wanted of it than before or it is repaired for
+        the first time, else not before REPAIR_INTERVAL."""
         if self.is_put_off(key, now):
             return False
-        before = self._repaired.get(key)
+        repaired = self._repaired.setdefault(key, {})
+        before = repaired.get(part)
         if before is not None and before[0] == wanted and now < before[1] + REPAIR_INTERVAL:
             times.append(before[1] + REPAIR_INTERVAL)
-            self.later[key] = before[1] + REPAIR_INTERVAL
+            # Not the time of the object: what else is wanted of it does not wait.
+            self.later["Repair", "/".join(key), part] = before[1] + REPAIR_INTERVAL
             return False
         # The first write of something new is not a repair; the next one is.
         at = now if before is not None and before[0] == wanted else 0.0
-        self._repaired[key] = (wanted, at)
+        repaired[part] = (wanted, at)
         return True
 
     # --- what becomes of requests
@@ -71,6 +74,7 @@ class ObjectWrites:
 
     def end_all(self) -> None:
         self._busy.clear()
+        self._repaired.clear()
 
     def note_failure(self, key: Key, now: float, *, refused: bool, known: bool) -> None:
         """Notes that a request changed nothing. `known`: what it missed has been seen since."""
