@@ -209,6 +209,17 @@ async def test_a_machine_document_holds_slots_in_several_clusters(mesh: Mesh, tm
 
     await until(lambda: machine()["status"]["availableMachines"][0]["usage"]["used"] == 2, what="its status follows")
     assert machine()["origin"] == "mesh"
+    # Its pool is made of it, and can be applied only as it is.
+    stock = [{"name": "small"}]
+    spec = {"machineGroup": "shared", "nodePool": machine_document(6)["spec"]["nodePool"], "machineTypeStock": stock}
+    pool = {"apiVersion": "imperator.io/v1alpha1", "kind": "MachineNodePool", "metadata": {"name": "shared-node-pool"}, "spec": spec}  # fmt: skip
+    (tmp_path / "pool.json").write_text(json.dumps(pool))
+    done = mesh.run("apply", "-f", str(tmp_path / "pool.json"))
+    assert b"shared-node-pool unchanged" in done.stdout, done.stderr.decode()
+    spec["machineTypeStock"] = []
+    (tmp_path / "pool.json").write_text(json.dumps(pool))
+    done = mesh.run("apply", "-f", str(tmp_path / "pool.json"))
+    assert done.returncode == 4 and b"change spec.nodePool there" in done.stderr, done.stderr.decode()
     remove(mesh, "wide")
     done = mesh.run("delete", "machine", "shared")
     assert done.returncode == 0, done.stderr.decode()

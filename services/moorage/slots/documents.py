@@ -10,14 +10,14 @@ import msgspec
 
 from moorage.bus import Bus, Conflict, Entry, Incoming, new_id, now_text, subjects
 from moorage.fleet import Fleet
-from moorage.machine_groups.written import document_of
+from moorage.machine_groups.names import pool_name
 from moorage.mesh import stores
 from moorage.model.machines import Machine
 from moorage.model.names import token
 from moorage.model.problems import Problem, Refused, conflict, not_found
 from moorage.parsing import yaml_json
 
-from .core.mesh_machines import StoredMachine, accept
+from .core.mesh_machines import StoredMachine, accept, is_pool_of
 from .service import SlotService
 
 _decode = msgspec.json.Decoder(StoredMachine).decode
@@ -102,9 +102,7 @@ class MachineDocuments:
         """Refuses changes of what is made from Machines."""
         name = str((data.get("metadata") or {}).get("name") or "")
         for stored in self._service.documents.values():
-            pool = document_of(stored.machine)["spec"]["nodePool"]
-            given = (data.get("spec") or {}).get("nodePool")
-            if name == f"{stored.name}-node-pool" and given == pool:
+            if name == pool_name(stored.name) and is_pool_of(stored.machine, data):
                 return {"accepted": True, "name": name, "group": "", "revision": 0, "outcome": "unchanged"}
         detail = f"MachineNodePool {name} is made from its Machine; change spec.nodePool there"
         raise Refused(Problem(title="Derived", status=409, code="Derived", detail=detail))

@@ -9,8 +9,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 from moorage.machine_groups import Surroundings, read
+from moorage.machine_groups.names import MACHINE_GROUP
+from moorage.machine_groups.written import document_of
 from moorage.model.base import Model
-from moorage.model.machines import Machine, MachineDocument, PoolNode
+from moorage.model.machines import Machine, MachineDocument
 from moorage.model.problems import Refused, Violation, invalid
 from moorage.model.reasons import Warn
 
@@ -50,57 +52,78 @@ def accept(
     if (version := str(data.get("apiVersion") or "")) not in API_VERSIONS:
         text = f"{version!r} is not {API_VERSIONS[0]}"
         violations.append(Violation(path="apiVersion", code="WrongKind", message=text))
-    alone = read(data)
-    if alone.machine is None:
-        raise Refused(invalid([*violations, *alone.violations]))
-    before = stored.get(alone.machine.name)
-    pool = [_located(node, number, before, clusters_with) for number, node in enumerate(alone.machine.node_pool)]
-    violations += [found for found in pool if isinstance(found, Violation)]
-    machine = msgspec.structs.replace(
-        alone.machine, node_pool=tuple(node for node in pool if isinstance(node, PoolNode)), cluster=""
-    )
-    if violations:
-        raise Refused(invalid(violations))
+    name = str(_mapping(data.get("metadata")).get("name"))
+    before = stored[name].machine if name in stored else None
     others = {one.name: one.machine for one in stored.values()}
     for cluster, made in of_clusters:
         here = tuple(msgspec.structs.replace(node, cluster=cluster) for node in made.node_pool)
         others[f"{cluster}/{made.name}"] = msgspec.structs.replace(made, name=f"{cluster}/{made.name}", node_pool=here)
-    around = Surroundings(None, others, before.machine if before is not None else None)
-    checked = read({**data, "spec": {**data["spec"], "nodePool": _pool(data, machine)}}, around)
-    if checked.violations:
-        raise Refused(invalid(checked.violations))
-    return machine, checked.warnings
+    located, unknown = _located(data, before, clusters_with)
+    found = read(located, Surroundings(None, others, before))
+    violations += [*unknown, *found.violations]
+    if found.machine is None or violations:
+        raise Refused(invalid(violations))
+    return msgspec.structs.replace(found.machine, cluster=""), found.warnings
 
 
-def _pool(data: Mapping[str, Any], machine: Machine) -> list[dict[str, Any]]:
-    """Returns the entries of the pool, each with its cluster."""
-    return [
-        {**entry, "cluster": node.cluster}
-        for entry, node in zip(data["spec"]["nodePool"], machine.node_pool, strict=True)
-    ]
+def is_pool_of(machine: Machine, data: Mapping[str, Any]) -> bool:
+    """Returns whether a MachineNodePool says nothing else than its Machine does. Its entries need not name their clusters."""
+    spec, labels = _mapping(data.get("spec")), _mapping(_mapping(data.get("metadata")).get("labels"))
+    groups = (labels.get(MACHINE_GROUP), spec.get("machineGroup"), spec.get("machineGroupName"))
+    if any(group not in (None, machine.group) for group in groups):
+        return False
+    own = document_of(machine)
+    pool, _ = _located({"spec": {"nodePool": spec.get("nodePool")}}, machine, lambda _node: ())
+    found = read({**own, "spec": {**own["spec"], **pool["spec"]}}).machine
+    types = [{"name": kind.name} for kind in machine.types]
+    stock = spec.get("machineTypeStock", types)
+    return found == machine and isinstance(stock, list) and sorted(stock, key=str) == sorted(types, key=str)
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
 
 
 def _located(
-    node: PoolNode, number: int, before: StoredMachine | None, clusters_with: ClustersWith
-) -> PoolNode | Violation:
-    """Returns the entry with its cluster: the one it names, else the only one that has such a node."""
-    found = clusters_with(node.name)
-    if before is not None:
-        for known in before.machine.node_pool:
-            if known.name == node.name and node.cluster in ("", known.cluster):
-                return msgspec.structs.replace(node, cluster=known.cluster)
-    path = f"spec.nodePool[{number}].name"
-    if node.cluster:
-        if node.cluster in found:
-            return node
-        text = f"cluster {node.cluster} has no node {node.name!r}"
-        return Violation(path=path, code="UnknownNode", message=text)
+    data: Mapping[str, Any], before: Machine | None, clusters_with: ClustersWith
+) -> tuple[dict[str, Any], list[Violation]]:
+    """Returns the document with the cluster of each entry of its pool: the one it names, else that in which its node was before, else the
+    only one that has such a node. Entries that cannot be read stay as they are."""
+    spec = _mapping(data.get("spec"))
+    entries = spec.get("nodePool")
+    if not isinstance(entries, list):
+        return dict(data), []
+    known = before.node_pool if before is not None else ()
+    pool, violations = [], []
+    for number, entry in enumerate(entries):
+        found = entry
+        if isinstance(entry, Mapping) and isinstance(name := entry.get("name"), str) and name:
+            named = entry.get("cluster") or spec.get("cluster") or ""
+            where = next((node.cluster for node in known if node.name == name and named in ("", node.cluster)), "")
+            if not where and isinstance(named, str):
+                located = _cluster_of(name, named, f"spec.nodePool[{number}].name", clusters_with)
+                if isinstance(located, Violation):
+                    violations.append(located)
+                else:
+                    where = located
+            found = {**entry, "cluster": where} if where else entry
+        pool.append(found)
+    return {**data, "spec": {**spec, "nodePool": pool}}, violations
+
+
+def _cluster_of(node: str, named: str, path: str, clusters_with: ClustersWith) -> str | Violation:
+    """Returns the cluster of a node that is new in a pool."""
+    found = clusters_with(node)
+    if named:
+        if named in found:
+            return named
+        return Violation(path=path, code="UnknownNode", message=f"cluster {named} has no node {node!r}")
     if len(found) == 1:
-        return msgspec.structs.replace(node, cluster=found[0])
+        return found[0]
     text = (
-        f"no cluster has a node {node.name!r}"
+        f"no cluster has a node {node!r}"
         if not found
-        else f"{', '.join(found[:5])} have a node {node.name!r}; name the cluster in this entry or in spec.cluster"
+        else f"{', '.join(found[:5])} have a node {node!r}; name the cluster in this entry or in spec.cluster"
     )
     return Violation(path=path, code="UnknownNode", message=text)
 
