@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ from moorage.ledger import keep_capacity, open_ledger
 from moorage.machine_groups.names import MACHINE_TYPE
 from moorage.machines.install import install
 from moorage.model.machine_slots import reservation_claim
+from moorage.model.reports import NodeReport
 from moorage.slots.service import SlotService
 from moorage_testkit.control_plane import ControlPlane
 from moorage_testkit.fleets import fleet_of, node
@@ -46,10 +47,11 @@ class Slots:
         self.bus, self.service = bus, service
 
     @classmethod
-    async def open(cls, nats: NatsServer, generation: int) -> Slots:
+    async def open(cls, nats: NatsServer, generation: int, nodes: Sequence[NodeReport] = ()) -> Slots:
+        """`nodes`: those of the cluster; without, two."""
         bus = await Bus.connect(nats.settings(), worker="slots")
         follower = await open_ledger(bus)
-        nodes = [node(cpu="8", memory="32Gi", labels={HOST: f"n-{i}"}) for i in range(2)]
+        nodes = nodes or [node(cpu="8", memory="32Gi", labels={HOST: f"n-{i}"}) for i in range(2)]
         fleet = fleet_of({CLUSTER: nodes})
         service = SlotService(bus, follower, keep_capacity(follower, fleet), generation, lambda: True)
         await service.start()
