@@ -152,14 +152,18 @@ class World:
     def pods(self) -> list[Object]:
         return [obj for key, obj in self.objects.items() if key[0] == "Pod"]
 
-    def guest(self, name: str, machine_type: str, **fields: Any) -> Object:
-        """Creates a guest as the hook lets it in."""
+    def guest(self, name: str, machine_type: str, *, owner: str = "", **fields: Any) -> Object:
+        """Creates a guest as the hook lets it in. `owner`: its ReplicaSet."""
         labels = {MACHINE_TYPE: machine_type, **fields.pop("labels", {})}
         spec = {"containers": [{"name": "main"}], "terminationGracePeriodSeconds": 0, **fields}
         pod = {"metadata": {"name": name, "namespace": TEAM, "labels": labels}, "spec": spec, "status": {}}
         made = inject(pod, TEAM, self.core.groups())
         assert isinstance(made, Injected), made
-        return self.create("Pod", copy.deepcopy(made.pod))
+        found = copy.deepcopy(made.pod)
+        if owner:
+            reference = {"kind": "ReplicaSet", "name": owner, "uid": owner, "controller": True}
+            found["metadata"]["ownerReferences"] = [reference]
+        return self.create("Pod", found)
 
     def controllers(self) -> None:
         """Runs the controller of StatefulSets once."""

@@ -26,6 +26,7 @@ from moorage.machine_groups.names import (
     ORIGIN,
     POD_ROLE,
     SLOT_GATE,
+    SLOT_OF,
 )
 from moorage.machines.install import install
 from moorage.machines.mesh_documents import write_documents
@@ -477,7 +478,10 @@ async def test_only_machines_open_gates_and_labels_stay(cluster: MachineCluster,
     for key in (MACHINE_TYPE, MACHINE_GROUP, POD_ROLE):
         with pytest.raises(Refused, match="cannot be changed"):
             cluster.patch(path, {"metadata": {"labels": {key: "x"}}})
-    cluster.patch(path, {"metadata": {"labels": {"app": "x"}}})
+    # Nor does a guest become a Pod about which nobody is asked.
+    with pytest.raises(Refused, match="cannot be changed"):
+        cluster.patch(path, {"metadata": {"annotations": {SLOT_OF: None}}})
+    cluster.patch(path, {"metadata": {"labels": {"app": "x"}, "annotations": {"app": "x"}}})
 
 
 async def test_foreign_gates_sidecars_and_generated_names(cluster: MachineCluster, ready: None) -> None:

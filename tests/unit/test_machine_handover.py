@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from moorage.machine_groups.group_state import grants_text, read_grants
 from moorage.machine_groups.handover_records import StoredGrant
 from moorage.machine_groups.names import GIVEN_ALONE, GUEST, MACHINE_TYPE, NODE_POOL, POD_ROLE, RESERVATION
+from moorage.machine_groups.reports import MeshReports
 from moorage.machine_groups.slot_assignment import MAX_GRANTS
 from moorage.machine_groups.windows import parse_time
 from moorage.model.machines import Grant, Reservation
@@ -368,6 +369,56 @@ def test_a_stranger_in_the_place_costs_a_pause_and_no_slot() -> None:
     w.now += 3600
     w.rest()
     assert w.usage("g")["a"]["used"] == 1
+
+
+class _Picky(World):
+    """A small Kubernetes whose scheduler keeps some Pods off a Node for reasons that nobody else knows, like a port of the Node."""
+
+    def fits(self, pod: dict[str, Any], node: str) -> bool:
+        keeps_off = node in ("n1", pod["metadata"]["labels"].get("off"))
+        return super().fits(pod, node) and not (keeps_off and "off" in pod["metadata"]["labels"])
+
+    def replace(self, name: str, off: str = "n1") -> None:
+        """Makes the next Pod of a ReplicaSet, if it has none."""
+        pods = [
+            p for p in self.guests() if p["metadata"]["labels"].get("off") and "deletionTimestamp" not in p["metadata"]
+        ]
+        if not pods:
+            self.guest(f"{name}-{self.version}", "a", labels={"off": off}, owner=name)
+
+
+def test_successors_of_a_guest_that_was_not_bound_try_other_nodes() -> None:
+    """Its ReplicaSet makes another, which would get the same slot again and again: the one that leaves first."""
+    for seed in range(5):
+        names = ["n0", "n1"]
+        document = machine("g", {"a": offline(2)}, {name: ["a"] for name in names})
+        w = _Picky(document, {name: {"cpu": "2", "memory": "8Gi"} for name in names}, random.Random(seed))
+        w.rest()
+        tried = set()
+        began = w.now
+        while w.now < began + 200:
+            w.replace("web")
+            w.rest()
+            tried |= {(p["metadata"]["name"], pinned_node(p["spec"])) for p in w.guests()}
+            w.now += 10
+        assert w.usage("g")["a"] == {"maximum": 2, "reserved": 1, "used": 1, "waiting": 0}
+        assert [p["spec"]["nodeName"] for p in w.guests()] == ["n0"] and len(tried - {("", "")}) <= 3, tried
+
+
+def test_a_guest_that_is_bound_nowhere_is_tried_less_and_less_often() -> None:
+    names = ["n0", "n1"]
+    document = machine("g", {"a": offline(2)}, {name: ["a"] for name in names})
+    w = _Picky(document, {name: {"cpu": "2", "memory": "8Gi"} for name in names}, random.Random(1))
+    w.rest()
+    began, evicted = w.now, w.writes["eviction"]
+    while w.now < began + 3600:
+        w.replace("web", "n0")
+        w.rest()
+        w.now += 10
+    # On each of two Nodes after 1, 2, 4 … minutes; without that 60 times.
+    assert 6 <= w.writes["eviction"] - evicted <= 14
+    (successor,) = [g for g in MeshReports(w.core, "lab/a", "s", 1).report().guests if g.state == "waiting"]
+    assert successor.nodes == [], "the mesh gives it no slot either"
 
 
 def test_unused_slots_of_a_lost_node_move_after_a_while() -> None:

@@ -223,6 +223,8 @@ def test_what_of_a_guest_may_be_changed() -> None:
     assert change(by_controller=True, schedulingGates=[]) is None
     marked = {SLOT_OF: guest["metadata"]["annotations"][SLOT_OF], GRANTED_AT: "1"}
     assert change(by_controller=True, schedulingGates=[], metadata={"annotations": marked}) is None
+    for changed in ({}, {SLOT_OF: "other/type"}):  # by which the API server knows a guest at the next change
+        assert change(metadata={"annotations": changed}) is not None
 
 
 def test_a_pod_may_not_grow_beyond_its_slot() -> None:

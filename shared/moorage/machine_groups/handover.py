@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import bisect
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from moorage.model.machines import Machine
 
+from .avoided_nodes import AvoidedNodes, pause_after
 from .handover_records import Guest, ReservationPod, TypeCounts
 from .sizes import Size, children_of, maximum, root_of
 from .windows import Span
 
-FIRST_PAUSE, LONGEST_PAUSE = 60.0, 3600.0
+#: Owners whose Pods are replaced by others, which may go to other Nodes. Of all others a deletion would be a failure.
+REPLACED_BY = ("ReplicaSet", "StatefulSet", "ReplicationController")
 
 
 class Handover:
@@ -33,6 +35,7 @@ class Handover:
         self._waiting: dict[str, list[tuple[int, str, str]]] = {}  # type → guests at their gates
         #: uid → failed attempts, and when the last one ended
         self._attempts: dict[str, tuple[int, float]] = {}
+        self._avoided = AvoidedNodes()
         self.touched: set[str] = set()  # uids of guests of which something changed
         self.set_machine(machine, sizes)
 
@@ -59,6 +62,7 @@ class Handover:
             bisect.insort(self._waiting.setdefault(guest.type, []), guest.order)
         if guest.bound:
             self._attempts.pop(guest.uid, None)
+            self._avoided.note_success(guest.owner_uid, guest.node)
 
     def drop_guest(self, uid: str) -> None:
         self.touched.add(uid)
@@ -137,12 +141,30 @@ class Handover:
         failed = self._attempts.get(uid)
         if failed is None:
             return 0.0
-        return failed[1] + min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(failed[0] - 1, 10))
+        return failed[1] + pause_after(failed[0])
 
     def note_failure(self, guest: Guest, now: float) -> None:
         self.touched.add(guest.uid)
         times, _ = self._attempts.get(guest.uid, (0, 0.0))
         self._attempts[guest.uid] = (times + 1, now)
+        if guest.owner in REPLACED_BY and guest.node:
+            self._avoided.note_failure(guest.owner_uid, guest.node, now)
+            self._touch_pods_of({guest.owner_uid})
+
+    def avoided(self, guest: Guest) -> frozenset[str]:
+        """Returns the Nodes where Pods of the same owner were not bound."""
+        return self._avoided.of(guest.owner_uid)
+
+    def end_avoidance(self, now: float) -> float | None:
+        """Lets Nodes be tried again whose time has come. Returns when that of the next one comes."""
+        time = self._avoided.next_time()
+        if time is None or time > now:
+            return time
+        self._touch_pods_of(self._avoided.expire(now, {guest.owner_uid for guest in self.guests.values()}))
+        return self._avoided.next_time()
+
+    def _touch_pods_of(self, owners: Collection[str]) -> None:
+        self.touched |= {uid for uid, guest in self.guests.items() if guest.owner_uid in owners}
 
     def holding(self, machine_type: str) -> Iterable[Guest]:
         return self._holding.get(machine_type, {}).values()

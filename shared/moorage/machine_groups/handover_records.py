@@ -33,6 +33,7 @@ class Guest(msgspec.Struct, frozen=True, kw_only=True):
     window: str = ""
     claim: str = ""
     owner: str = ""
+    owner_uid: str = ""
     shape: str = ""
     created: str = ""
     priority: int = 0

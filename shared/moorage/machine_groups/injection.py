@@ -277,6 +277,9 @@ def guest_change(before: Pod, after: Pod, *, by_controller: bool) -> Denied | No
                 )
     if by_controller:
         return None
+    if (slot := _slot_of(before)) and _slot_of(after) != slot:
+        # Without it nobody would be asked about the next change.
+        return Denied("NotAllowed", f"annotation {SLOT_OF} of a guest cannot be changed")
     had, has = _has_gate(before), _has_gate(after)
     if had != has:
         return Denied("NotAllowed", f"the scheduling gate {SLOT_GATE} is removed when the Pod gets its slot")
@@ -284,7 +287,11 @@ def guest_change(before: Pod, after: Pod, *, by_controller: bool) -> Denied | No
 
 
 def _is_let_in(pod: Pod) -> bool:
-    return bool(((pod.get("metadata") or {}).get("annotations") or {}).get(SLOT_OF)) or _has_gate(pod)
+    return bool(_slot_of(pod)) or _has_gate(pod)
+
+
+def _slot_of(pod: Pod) -> str:
+    return str(((pod.get("metadata") or {}).get("annotations") or {}).get(SLOT_OF) or "")
 
 
 def _labels(pod: Pod) -> Mapping[str, str]:

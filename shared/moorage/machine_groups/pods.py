@@ -127,6 +127,7 @@ def guest(pod: Pod) -> Guest:
         window=labels.get(WINDOW, ""),
         claim=claim,
         owner=str(_owner(pod).get("kind", "")),
+        owner_uid=str(_owner(pod).get("uid", "")),
         shape=shape_text(spec),
         created=meta.get("creationTimestamp") or "",
         priority=int(spec.get("priority") or 0),

@@ -192,7 +192,8 @@ class MeshReports:
         if not guest.node:
             nodes = self._state.allowed_nodes(handover.machine.group, guest)
             entries = {node.name for node in handover.machine.node_pool}
-            allowed = None if nodes is None or nodes >= entries else sorted(nodes)
+            usable = (entries if nodes is None else nodes) - handover.avoided(guest)
+            allowed = None if usable >= entries else sorted(usable)
         waits = not guest.bound and (guest.gated or pause_ends > 0)
         return GuestReport(
             uid=guest.uid,

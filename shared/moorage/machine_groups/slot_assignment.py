@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from .handover import Handover
+from .handover import REPLACED_BY, Handover
 from .handover_records import OFFLINE, Guest, Situation, StoredGrant
 from .sizes import root_of
 from .windows import Holder, end_of, may_enter, next_time
@@ -15,8 +15,6 @@ from .windows import Holder, end_of, may_enter, next_time
 BIND_WITHIN = 60.0
 #: Grants that are stored with one type at a time: packed, an annotation has room for some more, also where names of Nodes are long.
 MAX_GRANTS = 3000
-#: Owners whose Pods are replaced by others, which may go to other Nodes. Of all others a deletion would be a failure.
-_REPLACED_BY = ("ReplicaSet", "StatefulSet", "ReplicationController")
 
 
 class SlotAssignment:
@@ -39,6 +37,8 @@ class SlotAssignment:
     def run(self) -> None:
         self._count_holders()
         self._keep_grants()
+        if (time := self.h.end_avoidance(self.now)) is not None:
+            self.times.append(time)
         if self.s.ordered is not None:
             self._take_orders()
         else:
@@ -95,7 +95,7 @@ class SlotAssignment:
         """Withdraws the slot of a guest that was not bound in time."""
         if self.h.pause_of(guest.uid) < since:
             self.h.note_failure(guest, since + BIND_WITHIN)
-        if guest.owner in _REPLACED_BY:
+        if guest.owner in REPLACED_BY:
             self.evictions.append(guest)
             return
         pause_ends = self.h.pause_of(guest.uid)
@@ -193,7 +193,7 @@ class SlotAssignment:
         free = [n for n in nodes if n in self.s.usable and self._has_slot(name, n)]
         if not free:
             return
-        hopeless: set[tuple[str, str]] = set()
+        hopeless: set[tuple[str, str, frozenset[str]]] = set()
         for guest in self.retries.get(name, ()):
             node = self._node_for(guest, free)
             if node and self._may_enter(guest):
@@ -203,7 +203,7 @@ class SlotAssignment:
             if not free or self.total[name] >= self.h.maximum[name] or len(self.grants[name]) >= MAX_GRANTS:
                 return
             guest = self.h.guests[order[2]]
-            alike = guest.shape, self.s.placed.kind_of(guest.uid)
+            alike = guest.shape, self.s.placed.kind_of(guest.uid), self.h.avoided(guest)
             if guest.uid in self.grants[name] or not guest.ready or alike in hopeless:
                 continue
             if (pause_ends := self.h.pause_of(guest.uid)) > self.now:
@@ -223,8 +223,9 @@ class SlotAssignment:
         """Returns the first of these Nodes that a guest may use; "" if it may use none."""
         if guest.node:
             return guest.node if guest.node in free else ""
-        allowed, placed = self.s.nodes_for(guest), self.s.placed
-        return next((n for n in free if (allowed is None or n in allowed) and placed.allows(guest.uid, n)), "")
+        allowed, avoided, placed = self.s.nodes_for(guest), self.h.avoided(guest), self.s.placed
+        usable = (n for n in free if (allowed is None or n in allowed) and n not in avoided)
+        return next((n for n in usable if placed.allows(guest.uid, n)), "")
 
     def _may_enter(self, guest: Guest) -> bool:
         total = self.h.maximum[guest.type]
