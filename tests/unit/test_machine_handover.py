@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import uuid
 from collections import Counter
@@ -162,6 +163,34 @@ def test_nothing_waits_because_others_changed_an_object_again() -> None:
     taints = {taint["key"]: taint["value"] for taint in node["spec"]["taints"]}
     assert w.now < began + 5 and taints[NODE_POOL] == "not-ready"
     assert w.usage("g")["a"]["used"] == 1
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_ready_stays_false(restarts: bool) -> None:
+    """What a Machine of another controller has against the rules is told, and nothing of it changes; once it is mended, it is as a new one."""
+    w = world(slots=3, nodes=2)
+    w.guest("one", "a")
+    w.rest()
+    found = w.objects["Machine", "", "g"]
+    good = copy.deepcopy(found["spec"])
+    found["spec"]["machineTypes"][0]["spec"]["cpu"] = "-5"
+    w.change("Machine", found)
+    if restarts:
+        w.start()
+    w.rest()
+    ready = w.condition("g", "Ready")
+    assert (ready["status"], ready["reason"]) == ("False", "Invalid")
+    assert "spec.machineTypes[0].spec.cpu" in ready["message"]
+    assert w.objects["Node", "", "n0"]["metadata"]["labels"][NODE_POOL] == "ready"
+    assert sum(bool(pod["spec"].get("nodeName")) for pod in w.pods()) == 3
+    found["spec"] = good
+    w.change("Machine", found)
+    if restarts:  # as the process does for a group that it did not know
+        w.rest()
+        w.start()
+    w.guest("two", "a")
+    settled(w, reserved=1, used=2)
+    assert w.condition("g", "Ready")["status"] == "True"
 
 
 def test_slots_are_counted_by_state() -> None:
