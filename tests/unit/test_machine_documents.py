@@ -70,6 +70,8 @@ def test_the_example_is_read_field_by_field() -> None:
     ("path", "value", "where", "code"),
     [
         ("metadata|labels", {}, GROUP, "Required"),
+        ("metadata|name", "Machine_1", "metadata.name", "InvalidName"),
+        ("metadata|name", "m" * 244, "metadata.name", "TooLong"),
         ("metadata|labels|imperator.tenzen-y.io/machine-group", "A_b", GROUP, "InvalidName"),
         ("spec|nodePool", [], "spec.nodePool", "Required"),
         ("spec|nodePool|1|name", "michiru", "spec.nodePool[1].name", "Duplicate"),

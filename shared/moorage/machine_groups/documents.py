@@ -12,7 +12,7 @@ from moorage.model.problems import Violation
 from moorage.model.reasons import Warn
 from moorage.parsing import canonical_quantity, parse_nanos
 
-from .names import MACHINE_GROUP, MAX_OBJECT_NAME, RESERVED, object_name
+from .names import MACHINE_GROUP, MAX_OBJECT_NAME, RESERVED, object_name, pool_name
 from .sizes import exact, in_order, own_amounts, share
 from .windows import read_windows, window_violations
 
@@ -31,6 +31,8 @@ _LABEL_VALUE = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", re
 _DNS_LABEL_IS = "must be a DNS label: at most 63 of a-z, 0-9 and '-', with a letter or digit at both ends"
 _WHICH = ("family", "product", "machine")
 _MAX_ENTRIES = 5000
+#: Characters of the name of an object in Kubernetes.
+_MAX_NAME = 253
 _MAX_NUMBER = 1 << 31
 _KINDS = {dict: "an object", list: "a list", str: "text", int: "a whole number", bool: "true or false"}
 
@@ -173,6 +175,9 @@ class _Reader:
         name = self.value(metadata, "name", str, "metadata", required=True) or ""
         if name and _SUBDOMAIN.fullmatch(name) is None:
             self.error("metadata.name", "InvalidName", "must be a DNS name of a-z, 0-9, '-' and '.'")
+        elif len(pool_name(name)) > _MAX_NAME:
+            most = _MAX_NAME - len(pool_name(""))
+            self.error("metadata.name", "TooLong", f"has {len(name)} characters; at most {most} leave room for its pool")
         group = self.group(metadata)
         spec = self.value(document, "spec", dict, "", required=True) or {}
         self.known(spec, ("nodePool", "machineTypes", "allow", "cluster"), "spec")
