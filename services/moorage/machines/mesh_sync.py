@@ -22,7 +22,7 @@ from moorage.model.problems import Refused
 from .mesh_documents import changes
 
 log = structlog.get_logger("machines")
-#: Seconds that changes are gathered before a report, and between two reports without changes.
+#: Seconds that changes are gathered after a report, and between two reports without changes.
 GATHER, PERIOD = 0.01, 10.0
 TIMEOUT = 5.0
 #: Seconds until the mesh is asked again that did not answer, and after which it counts as unreachable.
@@ -78,10 +78,11 @@ class MeshSync:
         try:
             while True:
                 if await self._sync(reports):
+                    reported = time.monotonic()
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(PERIOD):
                             await self._news.wait()
-                    await asyncio.sleep(GATHER)
+                    await asyncio.sleep(max(0.0, reported + GATHER - time.monotonic()))
                 else:
                     if time.monotonic() > self._answered + UNREACHABLE_AFTER:
                         self._set_connected(False)

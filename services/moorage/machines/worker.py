@@ -40,7 +40,7 @@ from .other_controller import OtherController
 from .requests import Requests, collection
 
 log = structlog.get_logger("machines")
-#: Seconds that changes are gathered before the next plan.
+#: Seconds that changes are gathered after a plan. One that comes alone does not wait.
 GATHER = 0.01
 #: Seconds between looks at the certificate.
 CERTIFICATE_INTERVAL = 5.0
@@ -375,9 +375,10 @@ class MachinesWorker:
         loop = asyncio.get_running_loop()
         timer: asyncio.TimerHandle | None = None
         self._changed.set()
+        planned = -GATHER
         while True:
             await self._changed.wait()
-            await asyncio.sleep(GATHER)
+            await asyncio.sleep(max(0.0, planned + GATHER - loop.time()))
             self._changed.clear()
             now = time.time()
             if self._state.relist_pods:
@@ -391,6 +392,7 @@ class MachinesWorker:
                 timer.cancel()
             if later is not None:
                 timer = loop.call_later(max(0.0, later - time.time()) + 0.001, self._wake)
+            planned = loop.time()
 
     def _wake(self) -> None:
         self._state.wake(time.time())
