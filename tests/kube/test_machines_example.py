@@ -282,8 +282,11 @@ async def test_every_field_of_the_documented_example(cluster: MachineCluster, na
         assert container["resources"] == {"requests": amounts, "limits": amounts}
         assert (container["command"], container["args"]) == (["sh", "-c"], ["python", "train.py"])
 
-        # Every column of the usage.
-        cluster.pod(TEAM, "medium", {f"{DOMAIN}/machine-type": "compute-medium"})
+        # Every column of the usage. With both labels of the namespace two hooks are asked, and the second changes nothing.
+        cluster.patch(f"/api/v1/namespaces/{TEAM}", {"metadata": {"labels": {NAMESPACE_LABELS[0]: "enabled"}}})
+        let_in = cluster.pod(TEAM, "medium", {f"{DOMAIN}/machine-type": "compute-medium"})["spec"]
+        assert let_in["schedulingGates"] == [{"name": f"{DOMAIN}/slot"}]
+        assert [t["key"] for t in let_in["tolerations"] if t["key"].startswith(DOMAIN)] == [f"{DOMAIN}/compute-medium", f"{DOMAIN}/node-pool"]  # fmt: skip
         cluster.pod(TEAM, "large", {f"{DOMAIN}/machine": "compute-large"})
         large = row("compute-large", 2, 0, 0, 1)
         await rows_become(cluster, row("compute-medium", 4, 3, 1, 0), row("compute-xlarge", 1, 0, 1, 0), large)

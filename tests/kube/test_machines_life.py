@@ -236,6 +236,8 @@ async def test_killed_at_each_step_of_a_hand_over(cluster: MachineCluster, tmp_p
                     missing.append(f"g{number}-{i}")
             await settled(lambda: process.process.poll() is not None, 20, f"killed at {point}")
             assert let_in(cluster) <= 2
+            cluster.pod(TEAM, f"other-{number}", {"app": "other"})  # a Pod that is no guest does not notice
+            cluster.delete_pod(TEAM, f"other-{number}")
             process.start()
             await settled(process.is_ready, 40, "it is ready again")
             await settled(partial(created, cluster, missing), 20, "hooks answer")
