@@ -85,16 +85,20 @@ class MachineCluster:
             await installer(api)
         finally:
             await api.close()
-        for plural in ("machines", "machinenodepools"):  # until the server serves what it has just learnt
-            while True:
-                try:
-                    self.call("GET", f"/apis/{GROUP_VERSION}/{plural}")
-                    break
-                except Refused:
-                    await asyncio.sleep(0.1)
+        while not self.serves_machines():  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
         path = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/moorage-machines/token"
         token = self.call("POST", path, {"spec": {"expirationSeconds": 7200}})["status"]["token"]
         self.kubeconfig.write_bytes(msgspec.json.encode(self.plane.config(token)))
+
+    def serves_machines(self) -> bool:
+        """Returns whether the server serves the kinds of Machines, which it does some time after it learnt their definitions."""
+        try:
+            for plural in ("machines", "machinenodepools"):
+                self.call("GET", f"/apis/{GROUP_VERSION}/{plural}")
+        except Refused:
+            return False
+        return True
 
     def namespace(self, name: str, label: str | None = NAMESPACE_LABELS[0]) -> None:
         labels = {label: "enabled"} if label else {}

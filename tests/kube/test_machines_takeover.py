@@ -83,10 +83,7 @@ def leave_behind(cluster: MachineCluster) -> None:
     cluster.namespace(OTHER_NAMESPACE, label=None)
     for kind, singular in (("Machine", "machine"), ("MachineNodePool", "machinenodepool")):
         cluster.call("POST", CRDS, definition(kind, singular))
-    wait_until(
-        lambda: all(cluster.find(f"/apis/{GROUP_VERSION}/{plural}") for plural in ("machines", "machinenodepools")),
-        "the server serves them",
-    )
+    wait_until(cluster.serves_machines, "the server serves them")
     size = {"cpu": "2", "memory": "1Gi", "gpu": {"type": GPU, "num": "1", "family": "ampere"}}  # as its hook writes it
     pool = [{"name": name, "mode": "ready", "taint": True, "machineType": [{"name": "a"}]} for name in NODES]
     machine = {

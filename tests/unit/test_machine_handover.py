@@ -165,6 +165,40 @@ def test_nothing_waits_because_others_changed_an_object_again() -> None:
     assert w.usage("g")["a"]["used"] == 1
 
 
+def test_one_lost_node_stops_the_others() -> None:
+    w = world()
+    w.rest()
+    w.remove("Node", "", "n0")
+    node = w.objects["Node", "", "n1"]
+    node["spec"]["unschedulable"] = True
+    w.change("Node", node)
+    w.rest()
+    taints = {taint["key"]: taint["value"] for taint in node["spec"]["taints"]}
+    assert taints[NODE_POOL] == "not-ready" and NODE_POOL not in node["metadata"]["labels"]
+    assert w.condition("g", "NodesHealthy")["message"] == "n0, n1"
+
+
+def test_removed_types_are_kept() -> None:
+    """The objects of a type that is removed go; its row stays while it is used."""
+    w = world(slots=3, nodes=2, per_node=4)
+    found = w.objects["Machine", "", "g"]
+    found["spec"]["machineTypes"].append({"name": "b", **offline(1)})
+    found["spec"]["nodePool"][0]["machineType"].append({"name": "b"})
+    w.change("Machine", found)
+    w.rest()
+    w.guest("guest", "b")
+    w.rest()
+    assert w.usage("g")["b"] == {"maximum": 1, "reserved": 0, "used": 1, "waiting": 0}
+    del found["spec"]["machineTypes"][1], found["spec"]["nodePool"][0]["machineType"][1]
+    w.change("Machine", found)
+    w.rest()
+    assert not {("StatefulSet", NAMESPACE, "b-g"), ("Service", NAMESPACE, "b-g")} & w.objects.keys()
+    assert w.usage("g")["b"] == {"maximum": 0, "reserved": 0, "used": 1, "waiting": 0}
+    w.finish(w.objects["Pod", "team", "guest"])
+    w.rest()
+    assert w.usage("g").keys() == {"a"}
+
+
 @pytest.mark.parametrize("restarts", [False, True])
 def test_ready_stays_false(restarts: bool) -> None:
     """What a Machine of another controller has against the rules is told, and nothing of it changes; once it is mended, it is as a new one."""
