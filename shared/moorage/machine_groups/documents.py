@@ -177,7 +177,9 @@ class _Reader:
             self.error("metadata.name", "InvalidName", "must be a DNS name of a-z, 0-9, '-' and '.'")
         elif len(pool_name(name)) > _MAX_NAME:
             most = _MAX_NAME - len(pool_name(""))
-            self.error("metadata.name", "TooLong", f"has {len(name)} characters; at most {most} leave room for its pool")
+            self.error(
+                "metadata.name", "TooLong", f"has {len(name)} characters; at most {most} leave room for its pool"
+            )
         group = self.group(metadata)
         spec = self.value(document, "spec", dict, "", required=True) or {}
         self.known(spec, ("nodePool", "machineTypes", "allow", "cluster"), "spec")
