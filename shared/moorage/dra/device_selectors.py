@@ -4,6 +4,7 @@ does not have. Devices that agree in all of that are equal to every expression."
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ from moorage.cel import MAX_LENGTH
 from moorage.cel.functions import is_semver
 from moorage.model.part_reports import DeviceReport
 from moorage.parsing import canonical_quantity
+from moorage.parts.identities import is_identity
 
 from .objects import DeviceBody
 from .slices import Devices
@@ -124,36 +126,29 @@ def selectors_of(idents: Sequence[str], devices: Devices, most: int = MAX_SELECT
 
 
 def with_alike(found: Sequence[DeviceReport]) -> list[DeviceReport]:
-    """Returns a node's devices with the groups of those that no expression tells apart though they take of other counters: which of
-    them a pod gets, the scheduler chooses."""
-    result = list(found)
+    """Returns a node's devices with numbers that those have in common which no expression tells apart, on other nodes, too: which of
+    them a pod gets, the scheduler chooses. That matters where some take of counters that others take of."""
     if not any(device.consumes for device in found):
-        return result
-    groups: dict[object, list[int]] = {}
-    for i, device in enumerate(found):
-        if device.driver and not device.elsewhere:
-            groups.setdefault(_looks_of(device), []).append(i)
-    number = 0
-    for places in groups.values():
-        first = _counters_of(found[places[0]])
-        if any(_counters_of(found[i]) != first for i in places):
-            number += 1
-            for i in places:
-                result[i] = msgspec.structs.replace(found[i], alike=number)
-    return result
+        return list(found)
+    return [
+        device
+        if not device.driver or device.elsewhere or any(map(is_identity, device.attributes))
+        else msgspec.structs.replace(device, alike=_number_of(_looks_of(device)))
+        for device in found
+    ]
 
 
-def _counters_of(device: DeviceReport) -> object:
-    return (device.pool, device.consumes) if device.consumes else None
+def _number_of(looks: object) -> int:
+    return int.from_bytes(hashlib.blake2b(repr(looks).encode(), digest_size=4).digest()) or 1
 
 
 def _looks_of(device: DeviceReport) -> object:
     """Returns what expressions see of a device. Values of which there are several are not compared."""
-    attributes = frozenset(
-        (name, type(value).__name__, () if isinstance(value, tuple) else value)
+    attributes = sorted(
+        (name, type(value).__name__, "" if isinstance(value, tuple) else str(value))
         for name, value in device.attributes.items()
     )
-    return device.driver, attributes, frozenset(map(_amount, device.capacity.items())), device.divisible
+    return device.driver, attributes, sorted(map(_amount, device.capacity.items())), device.divisible
 
 
 def _amount(named: tuple[str, str]) -> tuple[str, str]:

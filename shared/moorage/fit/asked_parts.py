@@ -63,6 +63,7 @@ class Asked:
                 shape.guaranteed,
                 sorted(shape.resources.items()),
                 [shape.optional[i] for i in self.granted],
+                shape.alike,
             )
         )
         #: Claims whose devices the pods have together.

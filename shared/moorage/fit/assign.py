@@ -335,7 +335,7 @@ class _ClusterNodes:
         """Turns packed pods into slots that name their nodes."""
         slots: list[list[Slot]] = [[] for _ in self.shapes]
         requests = [pod_requests(shape, options) for shape, options in zip(self.shapes, granted, strict=True)]
-        places = self.inner.assign_all(packed, granted) if self.inner is not None else {}
+        places = self.inner.assign_held(packed, granted) if self.inner is not None else {}
         assert places is not None  # the packing asked the same
         numbers, nodes = packed.nonzero()
         for number, at, count in zip(numbers.tolist(), nodes.tolist(), packed[numbers, nodes].tolist(), strict=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -182,6 +183,41 @@ class InnerNodes:
                 return None
             found |= of_nodes
         return found
+
+    def assign_held(
+        self, packed: NDArray[np.int64], granted: Sequence[Sequence[int]]
+    ) -> dict[int, list[list[PodPlace]]] | None:
+        """Returns what `assign_all` does. Pods get what the scheduler will give them, which may look like what others of their shape
+        get on other nodes: all are pinned to the same devices."""
+        found = self.assign_all(packed, granted)
+        seen = self._alike(found) if found is not None and len(found) > 1 else {}
+        shapes = self.shapes
+        while any(not numbers.issubset(shapes[n].alike) for n, numbers in seen.items()):
+            shapes = [
+                msgspec.structs.replace(shape, alike=sorted(seen.get(n, set()).union(shape.alike)))
+                for n, shape in enumerate(shapes)
+            ]
+            try:
+                held = InnerNodes(self.rows, self.where, shapes, self._taken).assign_all(packed, granted)
+            except BudgetExceeded:
+                held = None
+            if held is None:
+                break  # nothing keeps them from each other's devices: slots will follow the pods
+            found, seen = held, self._alike(held)
+        return found
+
+    def _alike(self, places: Mapping[int, Sequence[Sequence[PodPlace]]]) -> dict[int, set[int]]:
+        """Returns the numbers of devices that selectors cannot tell apart, by the shape whose pods get some."""
+        numbers: dict[int, set[int]] = {}
+        for at, by_shape in places.items():
+            layout, node = self._inside[at][0], self.rows.node_name(int(self.where[at]))
+            if not StaticInside.of(layout).table.has_alike:
+                continue
+            for n, parts in enumerate({g.part for place in of for g in place.devices} for of in by_shape):
+                devices = (layout.parts[layout.at[path_of(node, part, layout)]].device for part in parts)
+                if found := {layout.inside.devices[device].alike for device in devices} - {0}:
+                    numbers.setdefault(n, set()).update(found)
+        return numbers
 
     def holds_all(self, packed: NDArray[np.int64], granted: Sequence[Sequence[int]]) -> bool:
         return self.assign_all(packed, granted) is not None

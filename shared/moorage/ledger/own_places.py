@@ -19,6 +19,7 @@ from moorage.model.candidates import OwnClaim
 from moorage.model.shapes import Shape, on_nodes
 from moorage.model.slots import Slot, resized
 
+from .alike_slots import further_pods
 from .families import add, runs_by_node
 from .joint_takeovers import joint_limits
 from .kept_places import daemon_set_fits, kept_slots, nodes_without_slot
@@ -292,7 +293,7 @@ class _Attempt(AttemptState):
         if not missing:
             return Plan(kept, True)
         rest = shape if missing == shape.count else msgspec.structs.replace(shape, count=missing)
-        return Plan(kept, bool(kept), rest)
+        return Plan(kept, bool(kept), further_pods(rest, kept, self.fleet, self.cid))
 
 
 def _one_per_node_first(slots: Sequence[Slot]) -> list[Slot]:

@@ -23,6 +23,7 @@ from moorage.model.shapes import Requirement, Shape
 from moorage.model.slots import Slot, part_and_class, resized, taken_by, with_parts
 from moorage.parts.pod_request import granted_groups
 
+from .alike_slots import further_pods
 from .families import (
     Amounts,
     CountedClaim,
@@ -246,11 +247,12 @@ class Takeover:
         slots, granted = best
         self._take([*self.kept, *slots])
         left = missing - sum(slot.count for slot in slots)
-        rest = self._shape_with(granted, left) if left else None
+        rest = self._shape_with(granted, left, slots) if left else None
         return Plan([*self.kept, *slots], bool(self.kept), rest, granted)
 
-    def _shape_with(self, granted: Sequence[int], count: int) -> Shape:
-        """Returns the shape with these optional needs as mandatory ones, and without the others."""
+    def _shape_with(self, granted: Sequence[int], count: int, others: Sequence[Slot] = ()) -> Shape:
+        """Returns the shape with these optional needs as mandatory ones, and without the others. `others`: new slots beside those
+        that are kept."""
         shape = self.shape
         labels = [
             Requirement(key=label[0], operator="In", values=(label[1],))
@@ -259,9 +261,10 @@ class Takeover:
         ]
         terms = [[*term, *labels] for term in shape.terms] if shape.terms else [labels] if labels else []
         groups = list(granted_groups(shape, granted)) if shape.groups else shape.groups
-        return msgspec.structs.replace(
+        rest = msgspec.structs.replace(
             shape, count=count, resources=pod_requests(shape, granted), optional=[], terms=terms, groups=groups
         )
+        return further_pods(rest, (*self.kept, *others), self.attempt.fleet, self.attempt.cid)
 
     def _labelled(self, rows: NDArray[np.intp], granted: Sequence[int]) -> NDArray[np.bool_]:
         """Returns which rows have the labels of these optional needs."""
@@ -346,8 +349,9 @@ class Takeover:
         for amounts, count in beside:
             add(taken, amounts, count)
         add(taken, {name: amount for name, amount in own.items() if part_and_class(name) is not None}, -1)
+        shape = further_pods(self.shape, (*self.kept, *others), attempt.fleet, attempt.cid)
         inner = InnerNodes(
-            attempt.fleet, np.array([row], np.intp), [self.shape], {**self._taken_elsewhere(node, others), row: taken}
+            attempt.fleet, np.array([row], np.intp), [shape], {**self._taken_elsewhere(node, others), row: taken}
         )
         for count in range(most, 0, -1):
             try:

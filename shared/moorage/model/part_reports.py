@@ -103,8 +103,8 @@ class DeviceReport(Value, kw_only=True, frozen=True):
     can use it, or the counters that it takes of, too. `elsewhere`: only other nodes can use it; it is told because it takes of
     counters that devices of this node take of. `divisible`: several pods may have it at once, each an amount of its
     capacity, according to `policies`. `consumes`: what it takes of sets of counters of its pool, by set and counter.
-    `binding_conditions`: what must become true before a pod that has it is bound. `alike`: the number of a group of the node's
-    devices that no selector tells apart though they take of other counters; 0: it is in none."""
+    `binding_conditions`: what must become true before a pod that has it is bound. `alike`: a number that devices of a
+    cluster have in common which no selector tells apart; 0: that does not matter, or it has an identity of its own."""
 
     id: str = ""
     driver: str = ""

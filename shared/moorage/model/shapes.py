@@ -97,6 +97,7 @@ class Shape(Model, kw_only=True):
     devices: list[Any] = []
     machine: str = ""
     namespace: str = ""  # given for pods that run in slots of a machine: not every namespace may use them
+    alike: list[int] = []  # numbers of devices that pods of the same claim have: pins select what looks like these, too
 
 
 def on_nodes(shape: Shape, operator: Literal["In", "NotIn"], nodes: Iterable[str]) -> Shape:

@@ -1,6 +1,6 @@
 """Keeps to devices that pods can be held to. Of devices that no selector tells apart though they take of other counters, like cards
 and their halves without names of their own, the scheduler gives a pod the first one that fits. So pods are given what it will give
-them; where that leaves too little for some of them, they do not fit together.
+them, which may look like what other pods of their claim have; where that leaves too little for some of them, they do not fit together.
 """
 
 from __future__ import annotations
@@ -24,30 +24,40 @@ def held_choices(tree: NodeTree, problems: Sequence[PodProblem], find: Find, giv
     """Returns what pods get that are pinned to what is found; None if not all get something, whichever devices are left out:
     single ones, or groups of those that are alike."""
     devices = {i for problem in problems for slot in problem.slots if slot.device for i in slot.parts if i != NO_DEVICE}
-    groups: dict[int, set[int]] = {}
+    looks: dict[int, set[int]] = {}
     for i in sorted(devices):
-        groups.setdefault(tree.table.devices[tree.parts[i].device].alike, set()).add(i)
-    alone = groups.pop(0, set())
+        looks.setdefault(_number(tree, i), set()).add(i)
+    of_others = {id(problem): looks.keys() & problem.alike for problem in problems}
+    groups = [parts for number, parts in looks.items() if number and _differ(tree, parts)]
     first = find(())
-    if first is None or not groups:
+    if first is None or not (groups or any(of_others.values())):
         return first
-    sets = [*groups.values(), *({i} for i in sorted(alone) if tree.parts[i].consumes)]
+    alone = devices.difference(*groups)
+    sets = [*groups, *({i} for i in sorted(alone) if tree.parts[i].consumes)]
     for out in islice(_fewest_first(sets), _TRIED):
         found = find(out) if out else first
         if found is None:
             continue
-        pinned: dict[int, set[int]] = {}  # by kind of pod
+        selected = {kind: set[int]().union(*(looks[number] for number in of)) for kind, of in of_others.items()}
         for problem, (_, choice) in zip(problems, found, strict=True):
-            parts = {slot.parts[k] for slot, k in zip(problem.slots, choice, strict=True) if slot.device}
-            pinned.setdefault(id(problem), set()).update(parts)
-        selected = {
-            kind: parts.union(*(of for of in groups.values() if not parts.isdisjoint(of)))
-            for kind, parts in pinned.items()
-        }
+            for slot, k in zip(problem.slots, choice, strict=True):
+                if slot.device and slot.parts[k] != NO_DEVICE:
+                    number = _number(tree, slot.parts[k])
+                    selected[id(problem)] |= looks[number] if number else {slot.parts[k]}
         given = give([devices - selected[id(problem)] for problem in problems])
         if given is not None:
             return given
     return None
+
+
+def _number(tree: NodeTree, part: int) -> int:
+    return tree.table.devices[tree.parts[part].device].alike
+
+
+def _differ(tree: NodeTree, parts: Collection[int]) -> bool:
+    """Returns whether these parts take of different counters."""
+    first = tree.parts[next(iter(parts))].consumes
+    return any(tree.parts[i].consumes != first for i in parts)
 
 
 def _fewest_first(sets: Sequence[Collection[int]]) -> Iterator[set[int]]:

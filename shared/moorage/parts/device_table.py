@@ -48,7 +48,7 @@ class DeviceTable:
 
     @cached_property
     def has_alike(self) -> bool:
-        """Returns whether there are devices that no selector tells apart though they take of other counters."""
+        """Returns whether it matters which devices no selector tells apart."""
         return any(device.alike for device in self.devices)
 
     @cached_property

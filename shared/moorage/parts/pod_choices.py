@@ -106,6 +106,7 @@ class PodProblem:
     place: Sequence[int] = ()  # where its tree's parts are in a joint one; empty: there is no other
     node_takes: tuple[tuple[int, int], ...] = ()  # of cells of the node itself
     key: int = 0  # equal for equal problems of equal trees
+    alike: frozenset[int] = frozenset()  # numbers of devices that others of its claim have
 
 
 class _Maker:
@@ -115,7 +116,7 @@ class _Maker:
         self._tree, self._pod = tree, pod
         self._own: dict[tuple[int, str], int] = {}
         self._bits: tuple[frozenset[str], ...] = ()
-        self.problem = PodProblem([], [], [], dict(enumerate(tree.leave)), 0, [])
+        self.problem = PodProblem([], [], [], dict(enumerate(tree.leave)), 0, [], alike=pod.alike)
 
     def make(self) -> bool:
         request, tree = self._pod, self._tree

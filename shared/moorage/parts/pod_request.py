@@ -60,6 +60,7 @@ def pod_request(shape: Shape, granted: Iterable[int] = (), zone_classes: Collect
         root_forbidden=frozenset(root.forbidden),
         root_member_of=tuple(map(frozenset, root.member_of)),
         root_not_member_of=frozenset(root.not_member_of),
+        alike=frozenset(shape.alike),
     )
 
 

@@ -51,3 +51,4 @@ class Request(NamedTuple):
     root_not_member_of: frozenset[str] = frozenset()
     attributes: tuple[AttributeRelation, ...] = ()  # of devices
     role_zones: tuple[RoleZone, ...] = ()
+    alike: frozenset[int] = frozenset()  # numbers of devices that the pod may get because others of its claim have such

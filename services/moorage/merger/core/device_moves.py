@@ -12,6 +12,7 @@ import numpy as np
 from moorage.fit.budget import BudgetExceeded
 from moorage.fit.inner_nodes import InnerNodes
 from moorage.ledger import ActiveClaim, NodeAmounts
+from moorage.ledger.alike_slots import further_pods
 from moorage.ledger.families import Place as FamilyPlace
 from moorage.ledger.ledger import DEVICE_FAILED, MASS_FAILURE
 from moorage.ledger.room import unshared_of
@@ -172,10 +173,13 @@ def devices_on(draft: Draft, node: str, active: ActiveClaim, pods: int, given: N
     if row is None or shape is None or not draft.is_usable(node):
         return ()
     taken = dict(given.get(node, {}))
-    for part in draft.failures(active.claim.id).left:
+    left = draft.failures(active.claim.id).left
+    for part in left:
         for name in part_resources({part: dict.fromkeys(_classes(draft, row, part), 1)}):
             taken[name] = max(taken.get(name, 0), unshared_of(draft.fleet, row, name) or 0)
     elsewhere = {draft.rows[other]: amounts for other, amounts in given.items() if other != node and amounts}
+    staying = [slot for slot in active.claim.slots if not any(grant.part in left for grant in slot.devices)]
+    shape = further_pods(shape, staying, draft.fleet, draft.cid)
     inner = InnerNodes(draft.fleet, np.array([row], np.intp), [shape], {**elsewhere, row: taken})
     for count in range(pods, 0, -1):
         try:

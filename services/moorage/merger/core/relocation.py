@@ -12,6 +12,7 @@ import numpy as np
 from moorage.fit import Assigned, assign
 from moorage.fit.protocols import Amounts
 from moorage.fleet import Fleet
+from moorage.ledger.alike_slots import further_pods
 from moorage.ledger.room import of_node
 from moorage.model.claims import Shortfall, Slot
 from moorage.model.part_names import is_class
@@ -214,6 +215,8 @@ class Relocation:
             if shape is None:
                 return None
             resources = of_node(places[0].resources)
+            if any(group.devices for group in shape.groups):
+                shape = further_pods(shape, self._staying([places[0].claim.id], moving)[0], fleet, draft.cid)
             shapes.append(
                 msgspec.structs.replace(shape, count=len(places), resources=resources, optional=[], per_node=False)
             )
