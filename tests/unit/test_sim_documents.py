@@ -56,7 +56,7 @@ FULL: dict[str, Any] = {
                 {"name": "m", "allocatable": {"cpu": 4.5}, "ready": False, "unschedulable": True},
             ],
             "pods": [{"metadata": {"name": "p"}, "spec": {"nodeName": "n-1", "containers": [{"name": "c"}]}}],
-            "behaviour": {"applyDelayMs": 50, "readyDelayMs": 200, "topologyDelayMs": 700},
+            "behaviour": {"applyDelayMs": 50, "readyDelayMs": 200, "topologyDelayMs": 700, "bindingDelayMs": 300},
         },
         {"name": "far", "count": 3},
     ],
@@ -68,7 +68,7 @@ def test_expansion() -> None:
     assert list(fleet) == ["lab/edge-1", "sim/far-0", "sim/far-1", "sim/far-2"]
     spec = fleet["lab/edge-1"]
     assert [name for name, _ in spec.nodes()] == ["n-0", "n-1", "m"]
-    assert (spec.apply_delay, spec.ready_delay, spec.topology_delay) == (0.05, 0.2, 0.7)
+    assert (spec.apply_delay, spec.ready_delay, spec.topology_delay, spec.binding_delay) == (0.05, 0.2, 0.7, 0.3)
     rows = [msgspec.json.decode(k.row(spec.id, n, {"cpu": 1500}, 3, 2), type=NodeReport) for n, k in spec.nodes()]
     first, _, last = rows
     assert first.labels == {"kubernetes.io/hostname": "n-0", "gpu": "true"}

@@ -321,6 +321,7 @@ DESCRIPTIONS: dict[str, dict[str, str]] = {
         "applyDelayMs": "Delay before objects are applied.",
         "readyDelayMs": "Delay before pods are ready.",
         "topologyDelayMs": "Delay before reports have what is in use of zones.",
+        "bindingDelayMs": "Delay before the binding conditions of devices hold.",
     },
 }
 

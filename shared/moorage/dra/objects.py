@@ -132,6 +132,12 @@ class AllocatedDevice(_Kube, kw_only=True, frozen=True):
     admin_access: bool | None = None
     consumed_capacity: dict[str, str | int | float] | None = None
 
+    @classmethod
+    def of(cls, ident: str, request: str) -> AllocatedDevice:
+        driver, _, rest = ident.partition("/")
+        pool, _, name = rest.rpartition("/")
+        return cls(driver=driver, pool=pool, device=name, request=request)
+
     @property
     def ident(self) -> str:
         return f"{self.driver}/{self.pool}/{self.device}"

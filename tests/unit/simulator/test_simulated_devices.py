@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from moorage.model.problems import Refused
-from moorage.podspec import CLASS_OF_PIN, PINNED_DEVICES
+from moorage.podspec import ALLOCATES, CLASS_OF_PIN, DRA_LABEL, PINNED_DEVICES, TEMPLATE_SLOTS
 from moorage.sim.core.fleet_documents import decode, expand
 
 from .world import World, app, workload
@@ -200,13 +200,75 @@ def test_pods_that_are_pinned_to_halves_of_cards_without_names_take_no_card() ->
         for name, more in (("a", {"devices": devices}), ("b", {"sharedCounters": sets}))
     ]
     world = World(fleet(EVERY, *slices, nodes=1))
-    assert [device.alike for device in world.nodes[CLUSTER]["n"].devices] == [1, 2, 2, 1, 2, 2]
+    card, half, *others = (device.alike for device in world.nodes[CLUSTER]["n"].devices)
+    assert others == [half, card, half, half] and 0 != card != half != 0
     halves = [ident("n", name) for name in ("c0a", "c0b", "c1a")]
     pinned = template("moorage-c1-gpu", device_class="moorage-c1-gpu")
     web = workload(replicas=3, **using("moorage-c1-gpu"))
     world.want(CLUSTER, app(1, web, pinned, pin("moorage-c1-gpu", *halves)))
     world.run(2)
     assert sorted(part for pod in world.pods[CLUSTER].values() for part in pod.parts) == halves
+    world.assert_reported()
+
+
+def with_slots(*slots: tuple[str, str]) -> tuple[Json, ...]:
+    """Returns a pinned template with these slots, each a node and a device, and its class."""
+    pinned = template("moorage-c1-gpu", device_class="moorage-c1-gpu")
+    found = [{"node": node, "devices": {"gpu": [ident(node, name)]}} for node, name in slots]
+    pinned["metadata"]["annotations"] = {TEMPLATE_SLOTS: msgspec.json.encode(found).decode()}
+    return pinned, pin("moorage-c1-gpu", *(ident(node, name) for node, name in slots))
+
+
+def allocating(*objects: Json, **more: Any) -> Json:
+    """Returns a fleet of a cluster whose agent allocates claims itself."""
+    found = fleet(*objects, **more)
+    found["clusters"][0]["labels"] = {DRA_LABEL: ALLOCATES}
+    return found
+
+
+def test_an_agent_that_allocates_gives_each_pod_the_devices_of_one_slot() -> None:
+    # Equal to every selector, so that a scheduler would give the first pod the first of them.
+    alike = [slice_of("n-0"), slice_of("n-1")]
+    for found in alike:
+        found["spec"]["devices"] = [{"name": name, "capacity": {"memory": {"value": "80Gi"}}} for name in "abc"]
+    held = claim("held", devices=[ident("n-1", "a")])
+    world = World(allocating(EVERY, *alike, held))
+    web = workload(replicas=3, **using("moorage-c1-gpu"))
+    slots = with_slots(("n-1", "a"), ("n-1", "c"), ("n-0", "b"))
+    world.want(CLUSTER, app(1, web, *slots))
+    world.run(2)
+    first, second, waits = sorted(world.pods[CLUSTER].values(), key=lambda pod: pod.node or "z")
+    assert (first.node, set(first.parts)) == ("n-0", {ident("n-0", "b")})
+    assert (second.node, set(second.parts)) == ("n-1", {ident("n-1", "c")})
+    assert not waits.node and not waits.parts, "a stranger has its device"
+    world.assert_reported()
+    change(world, allocating(EVERY, *alike))
+    world.run(1)
+    freed = world.pods[CLUSTER][waits.uid]
+    assert (freed.node, set(freed.parts)) == ("n-1", {ident("n-1", "a")})
+    change(world, fleet(EVERY, *alike))
+    world.want(CLUSTER, app(2, workload(replicas=4, **using("moorage-c1-gpu")), *slots))
+    world.run(2)
+    assert sum(bool(pod.node) for pod in world.pods[CLUSTER].values()) == 4, "without the label the scheduler chooses"
+    world.assert_reported()
+
+
+def test_a_pod_is_bound_to_devices_only_when_their_conditions_hold() -> None:
+    conditions = {"bindingConditions": ["example.com/attached"]}
+    document = fleet(EVERY, slice_of("n", device("a", **conditions), device("b", **conditions)), nodes=1)
+    document["clusters"][0] |= {"behaviour": {"bindingDelayMs": 5000}}
+    world = World(document)
+    web = workload(replicas=2, cpu="5", **using("own"))
+    world.want(CLUSTER, app(1, web, template("own")))
+    world.run(3)
+    assert [pod.node for pod in world.pods[CLUSTER].values()] == ["", ""]
+    assert in_use(world, "n") == {ident("n", "a")}, "the node has no room for the other pod"
+    world.run(3)
+    assert sorted(pod.node for pod in world.pods[CLUSTER].values()) == ["", "n"]
+    for version, replicas in ((2, 0), (3, 1), (4, 0)):
+        world.want(CLUSTER, app(version, workload(replicas=replicas, **using("own")), template("own")))
+        world.run(1)
+    assert not world.pods[CLUSTER] and not in_use(world, "n"), "a pod that waits gives back what it has"
     world.assert_reported()
 
 

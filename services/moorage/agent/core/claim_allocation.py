@@ -5,25 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import msgspec
-
 from moorage.dra.objects import DeviceClaim
+from moorage.dra.template_slots import SchedulerAllocates, open_slot, slots_of_template
 from moorage.kube.objects import Key
-from moorage.podspec import DEVICES_GATE, PIN_PREFIX, TEMPLATE_SLOTS
+from moorage.podspec import DEVICES_GATE, PIN_PREFIX
 
 from .kube_types import Pod
 
 Manifest = dict[str, Any]
-
-
-class TemplateSlot(msgspec.Struct, kw_only=True):
-    """A place for one pod: its node, and the devices of a claim by REQUEST[/ALTERNATIVE]."""
-
-    node: str
-    devices: dict[str, list[str]] = {}
-
-
-_read_slots = msgspec.json.Decoder(list[TemplateSlot]).decode
 
 
 class WaitingPod(NamedTuple):
@@ -145,37 +134,24 @@ class GatedClaims:
         if any(found is None for found in templates.values()):
             return None  # another decision is being applied
         of_template = {of: slots_of_template(found or {}) for of, found in templates.items()}
-        places = min((len(slots) for slots in of_template.values()), default=0)
-        for i in range(places):
-            slots = {of: found[i] for of, found in of_template.items()}
-            devices = {d for slot in slots.values() for of in slot.devices.values() for d in of}
-            verdicts = {is_allocable(device) for device in devices}
-            if None in verdicts:
-                return PodAllocation(pod, "", [])
-            own = {device for key, _ in keys for device in self._claims[key].devices}
-            if False in verdicts or not own <= devices or (devices - own) & taken:
-                continue
-            node = next(iter(slots.values())).node
+        own = {device for key, _ in keys for device in self._claims[key].devices}
+        try:
+            slots = open_slot(of_template, own, taken, is_allocable)
+        except SchedulerAllocates:
+            return PodAllocation(pod, "", [])
+        if slots is not None:
             left = [
                 ClaimAllocation(key, self._claims[key], of, slots[of].devices)
                 for key, of in keys
                 if not self._claims[key].devices and slots[of].devices
             ]
-            return PodAllocation(pod, node, left)
+            return PodAllocation(pod, next(iter(slots.values())).node, left)
         return None if keys else PodAllocation(pod, "", [])
 
 
 def _newer(one: str, other: str) -> bool:
     """Returns whether the first of two versions of an object is newer."""
     return one.isdigit() and other.isdigit() and int(one) > int(other)
-
-
-def slots_of_template(template: Manifest) -> list[TemplateSlot]:
-    text = (template.get("metadata", {}).get("annotations") or {}).get(TEMPLATE_SLOTS, "[]")
-    try:
-        return _read_slots(text)
-    except msgspec.MsgspecError:
-        return []
 
 
 def allocation_of(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from moorage.machine_groups.effects import Effect
 from moorage.model.desired_state import DesiredApp, Pins
-from moorage.podspec import object_key
+from moorage.podspec import ALLOCATES, DRA_LABEL, object_key
 from moorage.selectors import tolerated
 
 from .applied_apps import AppKey, AppliedApps, WorkloadKey
@@ -35,7 +35,7 @@ class SimulatedCluster:
     """The state of a cluster. `timers` collects (when, action, argument), and `late_zones` what is reported of zones after a
     delay; the simulator takes them out."""
 
-    __slots__ = ("applied", "devices", "dirty_apps", "dirty_nodes", "dirty_pods", "gates", "gone_pods", "hold_until", "late_zones", "leaving", "machines", "nodes", "pods", "serial", "spec", "timers", "unbound", "wall")  # fmt: skip
+    __slots__ = ("applied", "binding", "devices", "dirty_apps", "dirty_nodes", "dirty_pods", "gates", "gone_pods", "hold_until", "late_zones", "leaving", "machines", "nodes", "pods", "serial", "spec", "timers", "unbound", "wall")  # fmt: skip
 
     def __init__(self, spec: ClusterSpec, wall: float = 0.0) -> None:
         """`wall`: what the time of day is more than the time of calls."""
@@ -56,6 +56,9 @@ class SimulatedCluster:
         self.late_zones: list[tuple[SchedulerNode, ReportedZones]] = []  # to be reported after the delay
         self.devices: SimulatedDevices | None = None
         self.leaving: dict[str, float] = {}  # pods that must leave devices with taints, and when
+        self.binding: dict[
+            str, tuple[SchedulerNode, float]
+        ] = {}  # pods that wait for devices on a node, and until when
         self._begin_devices()
         if spec.pods or spec.objects:
             self._materialize()
@@ -123,6 +126,7 @@ class SimulatedCluster:
             return
         before: Mapping[str, SchedulerNode] = self.nodes
         self.nodes = None
+        self.binding.clear()
         for uid in [uid for uid, pod in self.pods.items() if not pod.key]:
             self.unbound.pop(uid, None)
             if self.pods.pop(uid).need.claim:
@@ -244,6 +248,9 @@ class SimulatedCluster:
         """Takes a pod off its node."""
         node = pod.node
         if node is None:
+            if (waits := self.binding.pop(pod.uid, None)) is not None:
+                waits[0].take(pod.need, -1)
+                self.dirty_nodes.add(waits[0].name)
             return
         node.take(pod.need, -1)
         self.dirty_nodes.add(node.name)
@@ -265,6 +272,8 @@ class SimulatedCluster:
             )
             for work in self.applied.workloads.values():
                 self.devices.put(work.manifest)
+        if self.devices is not None:
+            self.devices.allocates = self.spec.labels.get(DRA_LABEL) == ALLOCATES
 
     def _served_by_devices(self, need: PodNeed, node: SchedulerNode) -> dict[str, int]:
         """Returns the extended resources of a pod that devices of a node serve, because no device plugin of it does."""
@@ -401,18 +410,17 @@ class SimulatedCluster:
     def _bind(self, pod: SimulatedPod, now: float) -> bool:
         if pod.need.gates:
             return False
-        nodes = self._materialize()
-        devices = self._devices_filter(pod)
-        if pod.need.node_name:
-            named = nodes.get(pod.need.node_name)
-            node = choose(pod.need, [named], nodes.values(), devices) if named is not None else None
+        waits = self.binding.get(pod.uid)
+        if waits is not None:
+            if waits[1] > now:
+                return False
+            node: SchedulerNode | None = self.binding.pop(pod.uid)[0]
         else:
-            node = choose(pod.need, nodes.values(), devices=devices)
+            node = self._scheduled(pod)
+            if node is not None and self._waits_for_devices(pod, node, now):
+                return False
         if node is None:
             return False
-        if self.devices is not None:
-            self.devices.take(pod.uid, pod.need, node.name, self._served_by_devices(pod.need, node))
-        node.take(pod.need)
         pod.node = node
         if self.machines is not None:
             self.machines.bound(pod.uid, node.name)
@@ -424,6 +432,33 @@ class SimulatedCluster:
             pod.ready = node.kind.ready
         else:
             self.timers.append((now + self.spec.ready_delay, "ready", pod))
+        return True
+
+    def _scheduled(self, pod: SimulatedPod) -> SchedulerNode | None:
+        """Returns the node that the scheduler chooses for a pod, which has room and devices there from now on."""
+        nodes = self._materialize()
+        if self.devices is not None and not self.devices.passes_gate(pod.uid, pod.need):
+            return None
+        devices = self._devices_filter(pod)
+        if pod.need.node_name:
+            named = nodes.get(pod.need.node_name)
+            node = choose(pod.need, [named], nodes.values(), devices) if named is not None else None
+        else:
+            node = choose(pod.need, nodes.values(), devices=devices)
+        if node is not None:
+            if self.devices is not None:
+                self.devices.take(pod.uid, pod.need, node.name, self._served_by_devices(pod.need, node))
+            node.take(pod.need)
+        return node
+
+    def _waits_for_devices(self, pod: SimulatedPod, node: SchedulerNode, now: float) -> bool:
+        """Returns whether a pod is bound only after conditions of its devices hold, which takes their driver some time."""
+        delay = self.spec.binding_delay
+        if not delay or self.devices is None or not self.devices.waits_for_conditions(pod.uid, node.name):
+            return False
+        self.binding[pod.uid] = node, now + delay
+        self.dirty_nodes.add(node.name)
+        self.timers.append((now + delay, "gates", None))
         return True
 
     def ready(self, pod: SimulatedPod, now: float) -> None:

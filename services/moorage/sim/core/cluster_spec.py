@@ -159,6 +159,7 @@ class ClusterSpec(NamedTuple):
     apply_delay: float = 0.0
     ready_delay: float = 0.0
     topology_delay: float = 0.0  # until what is in use of zones is reported
+    binding_delay: float = 0.0  # until binding conditions of devices hold
     seed: int = 0
     machines: tuple[Machine, ...] = ()
     objects: tuple[dict[str, Any], ...] = ()  # of Kubernetes, as they are in a cluster

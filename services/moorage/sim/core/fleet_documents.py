@@ -74,6 +74,7 @@ class Behaviour(Strict, kw_only=True):
     apply_delay_ms: float = 0
     ready_delay_ms: float = 0
     topology_delay_ms: float = 0
+    binding_delay_ms: float = 0
 
 
 class ClusterDocument(Strict, kw_only=True):
@@ -192,8 +193,7 @@ class _FleetRules:
                 self._report(f"{path}.{field}", "BadName", f"{value!r} is not a name")
         self._count(cluster.count, MAX_CLUSTERS, f"{path}.count")
         behaviour = cluster.behaviour
-        delays = behaviour.apply_delay_ms, behaviour.ready_delay_ms, behaviour.topology_delay_ms
-        if not all(0 <= delay <= MAX_DELAY_MS for delay in delays):  # nor is NaN
+        if not all(0 <= delay <= MAX_DELAY_MS for delay in msgspec.structs.astuple(behaviour)):  # nor is NaN
             self._report(f"{path}.behaviour", "OutOfRange", f"delays must be within 0 and {MAX_DELAY_MS} ms")
         names: set[str] = set()
         for i, node in enumerate(cluster.nodes):
@@ -338,6 +338,7 @@ def expand(document: FleetDocument) -> dict[str, ClusterSpec]:
                 cluster.behaviour.apply_delay_ms / 1e3,
                 cluster.behaviour.ready_delay_ms / 1e3,
                 cluster.behaviour.topology_delay_ms / 1e3,
+                cluster.behaviour.binding_delay_ms / 1e3,
                 machines=machines,
                 objects=tuple(cluster.objects),
             )

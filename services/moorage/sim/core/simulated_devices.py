@@ -4,7 +4,7 @@ clusters keep the same by the same code; here the scheduler's part is played, to
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -17,10 +17,12 @@ from moorage.dra.pins import UnknownClass, completed, is_pin, vacated_by
 from moorage.dra.quotas import PINNED_BY_TEMPLATE, Quotas, with_quotas
 from moorage.dra.shares import has_shares, with_shares
 from moorage.dra.slices import DevicePool, Devices, NodeDevices
+from moorage.dra.template_slots import SchedulerAllocates, TemplateSlot, open_slot, slots_of_template
 from moorage.kube.objects import Key, Object, ObjectMetadata
 from moorage.model.part_reports import DeviceClassReport, DeviceTaint
 from moorage.model.part_requests import DeviceAsk, DeviceToleration
 from moorage.parts.device_table import tolerates
+from moorage.podspec import PIN_PREFIX
 from moorage.podspec.device_claims import MAX_DEVICES, Ask, ClaimDevices, ClaimSpec, Request, claim_needs, read_claim
 from moorage.podspec.device_shares import DEVICE_CLASS
 
@@ -43,16 +45,23 @@ class Eviction(NamedTuple):
 
 
 class _Claim:
-    """A ResourceClaim. `fixed`: the document says what it has; `made`: for one pod, with which it ends."""
+    """A ResourceClaim. `fixed`: the document says what it has; `made`: for one pod, with which it ends; `only_there`: its allocation is for
+    its node alone."""
 
-    __slots__ = ("fixed", "made", "node", "pods", "removed", "results", "spec")
+    __slots__ = ("fixed", "made", "node", "only_there", "pods", "removed", "results", "spec")
 
     def __init__(self, spec: ClaimSpec, *, made: bool = False) -> None:
         self.spec, self.made = spec, made
         self.results: list[dra.AllocatedDevice] | None = None
         self.node = ""
         self.pods: dict[str, None] = {}
-        self.fixed = self.removed = False
+        self.fixed = self.removed = self.only_there = False
+
+    def reaches(self, node: str, devices: Collection[tuple[str, str, str]]) -> bool:
+        """Returns whether pods on a node can have what is allocated. `devices`: those of the node by driver, pool and name."""
+        if self.only_there and self.node != node:
+            return False
+        return all((result.driver, result.pool, result.device) in devices for result in self.results or ())
 
 
 class SimulatedDevices:
@@ -71,10 +80,12 @@ class SimulatedDevices:
         self._pins: dict[str, Manifest] = {}
         self._completed: dict[str, DeviceClassReport] = {}
         self._templates: dict[Key, ClaimSpec] = {}
+        self._slots: dict[Key, list[TemplateSlot]] = {}  # of pinned templates
         self._claims: dict[Key, _Claim] = {}
         self._of_pod: dict[str, dict[str, Key]] = {}  # the claims of each pod, by the pod's name for them
         self._admin_namespaces: set[str] = set()
         self.quotas = Quotas(self._classes.serving)
+        self.allocates = False  # the cluster's agent gives pinned claims the devices of their slots
 
     def _changed(self, node: str) -> None:
         self._known.pop(node, None)
@@ -121,6 +132,7 @@ class SimulatedDevices:
                 if has_shares(manifest):
                     manifest = with_shares(dict(manifest), self._slices)
                 self._templates[key] = read_claim((manifest.get("spec") or {}).get("spec") or {})
+                self._slots[key] = slots_of_template(manifest)
             elif kind == "ResourceClaim":
                 self._put_claim(key, manifest)
             elif kind == "ResourceQuota":
@@ -155,6 +167,7 @@ class SimulatedDevices:
             self._classes.drop(name)
         elif kind == "ResourceClaimTemplate":
             self._templates.pop(key, None)
+            self._slots.pop(key, None)
         elif kind == "ResourceQuota":
             self.quotas.drop(key)
         elif kind == "Namespace":
@@ -177,7 +190,7 @@ class SimulatedDevices:
         in_use = self._allocated.in_use(found.devices)
         fields: dict[str, Any] = msgspec.json.decode(row)
         more: dict[str, list[Any]] = {
-            "devices": with_alike(found.devices),
+            "devices": found.devices if self.allocates else with_alike(found.devices),
             "counters": found.counters,
             "deviceClasses": self._classes.reports(fields["allocatable"]) if found.devices else [],
             "problems": found.problems,
@@ -203,6 +216,37 @@ class SimulatedDevices:
         if resource.startswith(DEVICE_CLASS):
             return resource[len(DEVICE_CLASS) :]
         return self._classes.serving(resource)
+
+    def passes_gate(self, uid: str, need: PodNeed) -> bool:
+        """Returns whether a pod is let to the scheduler. Where the cluster's agent allocates, it gives the pinned claims of the pod the
+        devices of a slot before, if they are free."""
+        templates = {
+            entry.name: entry.template for entry in need.device_claims if entry.template.startswith(PIN_PREFIX)
+        }
+        if not self.allocates or not templates:
+            return True
+        if self._claims_of(uid, need, {}) is None:
+            return False
+        keys = {template: self._of_pod[uid][name] for name, template in templates.items()}
+        own = {result.ident for key in keys.values() for result in self._claims[key].results or ()}
+        taken = {r.ident for claim in self._claims.values() for r in claim.results or () if not r.admin_access}
+        slots = {template: self._slots.get(Key(need.namespace, template), []) for template in keys}
+        try:
+            found = open_slot(slots, own, taken, self._slices.is_allocable)
+        except SchedulerAllocates:
+            return True
+        for template, slot in (found or {}).items():
+            claim = self._claims[keys[template]]
+            if claim.results is None and slot.devices:
+                claim.results = [dra.AllocatedDevice.of(i, request) for request, of in slot.devices.items() for i in of]
+                claim.node, claim.only_there, claim.pods[uid] = slot.node, True, None
+                self._tell(keys[template], claim)
+        return found is not None
+
+    def waits_for_conditions(self, uid: str, node: str) -> bool:
+        """Returns whether a pod has devices on a node that it is bound with only after some conditions hold."""
+        results = {r.ident for key in self._of_pod.get(uid, {}).values() for r in self._claims[key].results or ()}
+        return any(device.binding_conditions for device in self.on_node(node).devices if device.id in results)
 
     def fits(self, uid: str, need: PodNeed, node: str, short: Mapping[str, int]) -> bool:
         """Returns whether the pod's claims have devices of the node, or could. `short`: extended resources that devices of the node
@@ -236,10 +280,10 @@ class SimulatedDevices:
                 return None
             if claim.results is None:
                 open_claims.append(key)
-            elif any((r.driver, r.pool, r.device) not in reached for r in claim.results):
-                return None
-            else:
+            elif claim.reaches(node, reached):
                 plan[key] = claim.results
+            else:
+                return None
         if not open_claims:
             return plan
         specs = [self._claims[key].spec for key in open_claims]
@@ -324,7 +368,7 @@ class SimulatedDevices:
                 continue
             claim.pods.pop(uid, None)
             if not claim.pods and not claim.fixed:
-                claim.results, claim.node = None, ""
+                claim.results, claim.node, claim.only_there = None, "", False
             self._tell(key, claim)
             self._end_unused(key, claim)
 
