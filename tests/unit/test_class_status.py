@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -41,8 +42,8 @@ def node(
     )
 
 
-def device(node: str, number: int, memory: int, healthy: bool = True) -> DeviceReport:
-    taints = [] if healthy else [DeviceTaint(key="failed", effect="NoExecute")]
+def device(node: str, number: int, memory: int, *effects: str) -> DeviceReport:
+    taints = [DeviceTaint(key="failed", effect=effect) for effect in effects]
     name, capacity = f"d-{number}", {"memory": f"{memory}Gi"}
     attributes: dict[str, PropertyValue] = {"uuid": f"{node}-{number}"}
     return DeviceReport(driver=DRIVER, pool=node, name=name, capacity=capacity, taints=taints, attributes=attributes)
@@ -78,9 +79,25 @@ def test_devices_are_counted_with_what_strangers_hold() -> None:
     assert world.counts("large") == (4000, 1000)
     world.put("lab/a", node("n-0", 4, 80, used=3))
     assert world.counts("large") == (4000, 3000)
-    world.put("lab/b", node("n-0", devices=[device("n-0", 0, 80), device("n-0", 1, 80, healthy=False)], used=1))
+    world.put("lab/b", node("n-0", devices=[device("n-0", 0, 80), device("n-0", 1, 80, "NoExecute")], used=1))
     assert world.counts("large") == (5000, 4000)
     assert world.status.by_cluster("large") == {"lab/a": DeviceCount(4000, 3000), "lab/b": DeviceCount(1000, 1000)}
+
+
+@pytest.mark.parametrize(
+    ("effects", "counts"),
+    [
+        (["NoSchedule"], (2000, 1000)),  # it is healthy, and its pod stays
+        (["None"], (2000, 1000)),
+        (["NoSchedule", "NoExecute"], (1000, 0)),
+    ],
+)
+def test_a_taint_that_keeps_new_pods_away_leaves_a_device_healthy(effects: list[str], counts: tuple[int, int]) -> None:
+    world = World()
+    world.catalog.put(*LARGE, 1)
+    devices = [device("n-0", 0, 80, *effects), device("n-0", 1, 80)]
+    world.put("lab/a", node("n-0", devices=devices, used=1))
+    assert world.counts("large") == counts
 
 
 def test_claims_count_before_their_pods_run() -> None:
@@ -130,7 +147,9 @@ nodes = st.builds(
         node(f"n-{at}", gpus, memory, min(used, gpus))
         if not drawn
         else node(
-            f"n-{at}", devices=[device(f"n-{at}", i, memory, i != 1) for i in range(drawn)], used=min(used, drawn)
+            f"n-{at}",
+            devices=[device(f"n-{at}", i, memory, *([], ["NoExecute"], ["NoSchedule"])[i]) for i in range(drawn)],
+            used=min(used, drawn),
         )
     ),
     st.integers(0, 2),
@@ -192,7 +211,7 @@ def _units(world: World, cid: int, key: tuple[str, str]) -> int:
     for row in fleet.rows_of(cid).tolist():
         for part in fleet.inside(row)[1].parts[1:]:
             own = {"Name": part.path.rpartition("/")[2], "Node": fleet.node_name(row), "Cluster": cluster}
-            if part.healthy and known.selector.matches(dict(part.properties) | own):
+            if (part.healthy or part.closed) and known.selector.matches(dict(part.properties) | own):
                 name, size = part.unit
                 units += part.inventories[name].capacity // size * 1000
     return units

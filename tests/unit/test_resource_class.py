@@ -23,7 +23,7 @@ from moorage.merger.core.class_binding import bound
 from moorage.model.candidates import Answer, Ask
 from moorage.model.groups import Revision
 from moorage.model.part_reports import CounterSetReport, DeviceReport, DeviceTaint
-from moorage.model.part_requests import DeviceAsk, PartGroup, PropertyCondition
+from moorage.model.part_requests import DeviceAsk, DeviceToleration, PartGroup, PropertyCondition
 from moorage.model.reports import NodeReport
 from moorage.model.resource_classes import RESOURCE_CLASS, FleetObject, StoredMetadata
 from moorage.model.shapes import NeedRef, Shape, ShapedApp
@@ -173,6 +173,20 @@ def test_reasons_count_devices_step_by_step() -> None:
     unknown = _shape(PartGroup(suffix="gpu", devices=(DeviceAsk(resource_class="gone"),)))
     answer = ClassAnswers(fleet).answer(_ask(unknown, explain=True)).apps["web"]
     assert [(r.code, r.clusters) for r in answer.reasons] == [("ClassNotFound", 5)]
+
+
+def test_an_unhealthy_device_is_not_chosen_whatever_taints_are_tolerated() -> None:
+    taint = DeviceTaint(key="broken", effect="NoSchedule")
+    every = (DeviceToleration(operator="Exists"),)
+    fleet = fleet_of(
+        {"lab/unhealthy": [_node("A", taints=[taint], healthy=False)], "lab/tainted": [_node("A", taints=[taint])]}
+    )
+    shape = _shape(_need("A", tolerations=every))
+    found = ClassAnswers(fleet).answer(_ask(shape, explain=True)).apps["web"]
+    assert [(r.code, r.samples) for r in found.reasons] == [("PartMissing", ["lab/unhealthy"])]
+    assert "1 selected, 0 healthy" in found.reasons[0].message
+    assert isinstance(assign(fleet, fleet.rows_of(fleet.ids["lab/tainted"]), [shape]), Assigned)
+    assert not isinstance(assign(fleet, fleet.rows_of(fleet.ids["lab/unhealthy"]), [shape]), Assigned)
 
 
 # --- classes ----------------------------------------------------------------------------------------------------------

@@ -144,7 +144,7 @@ def _item(
         traits=sorted(part.traits),
         aggregates=sorted(part.aggregates),
         properties=dict(sorted(part.properties, key=lambda one: one[0])),
-        health="Healthy" if part.healthy else "Unhealthy",
+        health="Healthy" if part.healthy or part.closed else "Unhealthy",
         inventories={name: _inventory(name, found) for name, found in sorted(part.inventories.items())},
         used=used,
         holders=holders.get(ident, []),

@@ -90,7 +90,7 @@ def count_devices(rows: Rows, ask: DeviceAsk, about: Mask) -> DeviceCounts:
             steps = [
                 True,
                 bool(verdicts(part.device, part.properties)),
-                part.healthy or bool(report.taints),
+                part.healthy or (bool(report.taints) and report.healthy),
                 tolerated(report.taints, ask.tolerations),
             ]
             for meets, column in zip(steps, (there, selected, healthy, untainted), strict=True):

@@ -76,7 +76,7 @@ def devices_in(fleet: Fleet, cids: Sequence[int]) -> Devices:
             used = np.where(counted, np.maximum(used, allocatable[nodes] - free[nodes]), used)
         units[at] = columns.capacity[places] // size * MILLI
         taken[at] = np.minimum(-(-used // size) * MILLI, units[at])
-    return Devices(rows, clusters, units, taken, parts.healthy[rows])
+    return Devices(rows, clusters, units, taken, parts.healthy[rows] | parts.closed[rows])
 
 
 def _entries(parts: FleetParts, columns: PartClass, cids: Sequence[int]) -> Rows:

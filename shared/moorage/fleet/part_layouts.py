@@ -83,7 +83,7 @@ class PartLayouts:
         self._layouts.append([(0, 0, 0, 0, 0, 0, 0)])
         self._common: dict[bytes, _Common] = {}  # by source without identities
         self.part = _Columns(
-            "parent", "leave", "kind", "traits", "aggregates", "properties", "healthy", "unit", "unit_size"
+            "parent", "leave", "kind", "traits", "aggregates", "properties", "healthy", "closed", "unit", "unit_size"
         )
         self.entry = _Columns("part", "resource", "capacity", "min_unit", "max_unit", "step_size", "of_node")
 
@@ -158,6 +158,7 @@ class PartLayouts:
                     parts.aggregates.number(found.aggregates),
                     parts.properties.number(found.properties),
                     found.healthy,
+                    found.closed,
                     parts.class_number(found.unit[0]) if found.unit[0] else -1,
                     found.unit[1],
                 )

@@ -53,6 +53,7 @@ class FleetParts:
         "aggregate_set",
         "property_set",
         "healthy",
+        "closed",
         "copy",
         "unit",
         "unit_size",
@@ -74,6 +75,7 @@ class FleetParts:
         self.aggregate_set: NDArray[np.int32] = np.empty(0, np.int32)
         self.property_set: NDArray[np.int32] = np.empty(0, np.int32)
         self.healthy: NDArray[np.bool_] = np.empty(0, np.bool_)
+        self.closed: NDArray[np.bool_] = np.empty(0, np.bool_)  # healthy but for taints that keep new pods away
         self.copy: NDArray[np.bool_] = np.empty(0, np.bool_)  # another node has a row for the same part
         #: Of devices: the number of the class that counts them, and how much of it is one. -1: no device, or one that is divided.
         self.unit: NDArray[np.int32] = np.empty(0, np.int32)
@@ -253,6 +255,7 @@ class FleetParts:
             self.aggregate_set[here] = table.part["aggregates"][source]
             self.property_set[here] = table.part["properties"][source]
             self.healthy[here] = table.part["healthy"][source]
+            self.closed[here] = table.part["closed"][source]
             self.unit[here] = table.part["unit"][source]
             self.unit_size[here] = table.part["unit_size"][source]
             self.copy[here] = False

@@ -38,11 +38,12 @@ class DevicePart(NamedTuple):
     kind: str
     inventories: Mapping[str, int]
     properties: Mapping[str, PropertyValue] = {}
-    healthy: bool = True
+    healthy: bool = True  # new pods may get it
     takes: Mapping[str, Sequence[tuple[str, str, int]]] = {}
     device: int = -1  # its place among the devices
     unit: tuple[str, int] = ("", 1)
     shared: bool = False  # several nodes reach it
+    closed: bool = False  # it is healthy, but taints keep new pods away
 
 
 class BadDevice(NamedTuple):
@@ -224,19 +225,19 @@ class _Maker:
                 for (key, counter), amount in consumed.items()
                 if amount
             ]
+            effects = {taint.effect for taint in device.taints}
             yield DevicePart(
                 path,
                 parent,
                 device.kind or device.driver,
                 offered,
                 {} if device.elsewhere else properties_of(device),
-                device.healthy
-                and not device.elsewhere
-                and not any(taint.effect in _KEEPS_AWAY for taint in device.taints),
+                device.healthy and not device.elsewhere and effects.isdisjoint(_KEEPS_AWAY),
                 {next(iter(offered)) if not device.divisible else class_of(device.driver): takes} if takes else {},
                 -1 if device.elsewhere else place,
                 ("", 1) if device.divisible or device.elsewhere else (next(iter(offered)), device.unit),
                 device.shared,
+                device.healthy and not device.elsewhere and effects & set(_KEEPS_AWAY) == {"NoSchedule"},
             )
 
     def _parent(self, device: DeviceReport) -> str:

@@ -198,7 +198,7 @@ class DeviceSlots:
     def _choice(self, device: int, i: int, alternative: int, need: str, ask: DeviceAsk) -> _Choice | None:
         part, report = self._tree.parts[i], self._table.devices[device]
         # A device is not usable if it has taints, which may be tolerated, or is not healthy.
-        if not (tolerated(report.taints, ask.tolerations) and (part.usable or report.taints)):
+        if not (tolerated(report.taints, ask.tolerations) and (part.usable or (report.taints and report.healthy))):
             return None
         if ask.properties and not meets(part.properties, ask.properties):
             return None

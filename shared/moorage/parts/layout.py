@@ -52,6 +52,7 @@ class InnerPart(NamedTuple):
     device: int = -1  # its place among the devices of its node; -1: it is none
     unit: tuple[str, int] = ("", 1)  # of a device: the class that counts devices, and how much of it is one
     shared: bool = False  # several nodes reach it: it is in the layout of each
+    closed: bool = False  # it counts as unhealthy only because taints keep new pods away
 
     @property
     def is_elsewhere(self) -> bool:
@@ -203,6 +204,7 @@ class _Found(NamedTuple):
     device: int = -1
     unit: tuple[str, int] = ("", 1)
     shared: bool = False
+    closed: bool = False
 
 
 class _Builder:
@@ -247,6 +249,7 @@ class _Builder:
                 device=found.device,
                 unit=found.unit,
                 shared=found.shared,
+                closed=found.closed,
             )
 
     def _zone(self, zone: ZoneReport) -> None:
@@ -298,6 +301,7 @@ class _Builder:
                     part.device,
                     part.unit,
                     part.shared,
+                    part.closed,
                 )
 
     def _tie_to_none(self) -> None:
