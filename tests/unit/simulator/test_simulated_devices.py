@@ -254,7 +254,7 @@ def test_an_agent_that_allocates_gives_each_pod_the_devices_of_one_slot() -> Non
 
 
 def test_a_pod_is_bound_to_devices_only_when_their_conditions_hold() -> None:
-    conditions = {"bindingConditions": ["example.com/attached"]}
+    conditions: Json = {"bindingConditions": ["example.com/attached"]}
     document = fleet(EVERY, slice_of("n", device("a", **conditions), device("b", **conditions)), nodes=1)
     document["clusters"][0] |= {"behaviour": {"bindingDelayMs": 5000}}
     world = World(document)
