@@ -13,19 +13,17 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from moorage.collections.blocks import grown, spread
+from moorage.collections.blocks import spread
 from moorage.model.machines import Allow
 from moorage.model.reports import Taint
 from moorage.model.shapes import EXCLUSIVE
 from moorage.model.shared_slots import SharedSlots
-from moorage.model.slots import PodParts, part_and_class, part_resources, resource_of_part
-from moorage.parts.layout import Layout, layout_of, part_id, path_of
+from moorage.model.slots import PodParts, part_and_class, part_resources
 from moorage.podspec import is_host_port
 
 from . import delta
-from .change import NONE, FleetChange
+from .change import FleetChange
 from .claimed_pods import ClaimedPods
-from .cluster_columns import ClusterColumns
 from .cluster_labels import Clusters
 from .cluster_sums import ClusterSums
 from .columns import PortUse, ResourceColumns, RowColumns
@@ -39,7 +37,7 @@ from .delta import (
     FleetDelta,
     Malformed,
 )
-from .parts import FleetParts
+from .node_parts import NodeParts
 
 #: The exclusive cores of a node in a cluster where no node reports a CPU manager.
 BOUNDLESS = 1 << 40
@@ -49,7 +47,7 @@ _NO_ROWS: NDArray[np.intp] = np.empty(0, np.intp)
 _USABLE = READY | UNSCHEDULABLE | REJECTED
 
 
-class Fleet(ClusterColumns):
+class Fleet(NodeParts):
     """The columns of the fleet.
 
     Arrays are replaced when they grow, so read them from here each time. After a reset (`changed_since` returns None) label
@@ -58,11 +56,7 @@ class Fleet(ClusterColumns):
 
     def __init__(self) -> None:
         super().__init__()
-        self.tick = 1
-        self.resets = 0
         self.on_change: list[Callable[[FleetChange], None]] = []
-        self._changed: NDArray[np.int64] = np.empty(0, np.int64)
-        self._improved_cluster: NDArray[np.int64] = np.empty(0, np.int64)
         self.pods = ClaimedPods()
         self.open_pods: dict[int, dict[str, Mapping[PodParts, int]]] = {}  # cluster → node whose kubelet aligns pods
         self.shared_slots: dict[
@@ -71,13 +65,10 @@ class Fleet(ClusterColumns):
         #: Slots of a machine that not everyone may use → cluster → who may: who meets all of these.
         self.slot_users: dict[str, dict[str, tuple[Allow, ...]]] = {}
         self._sums = ClusterSums(self)
-        self._reset_tick = 0
         # The dictionary. Entry 0 of each is the empty set.
         self.label_sets: list[dict[str, str]] = [{}]
         self.taint_sets: list[tuple[Taint, ...]] = [()]
         self.port_sets: list[tuple[str, ...]] = [()]
-        self.layout_sets: list[bytes] = [b""]
-        self.parts = FleetParts()
         self.clusters = Clusters(self)
 
     # -- reading ------------------------------------------------------------------------------------------------
@@ -121,22 +112,6 @@ class Fleet(ClusterColumns):
 
     # -- changes -------------------------------------------------------------------------------------------------
 
-    def changed_since(self, tick: int) -> NDArray[np.int32] | None:
-        """Returns the clusters that changed after `tick`; None if everything was replaced since."""
-        if tick == self.tick:
-            return NONE
-        if tick < self._reset_tick:
-            return None
-        return np.flatnonzero(self._changed[: self.size] > tick).astype(np.int32)
-
-    def improved_since(self, tick: int) -> NDArray[np.intp] | None:
-        """Returns the rows that may fit something since `tick` that they did not before: they have more free, other
-        labels or taints, or are usable again. None if everything was replaced since."""
-        if tick < self._reset_tick:
-            return None
-        rows = self.rows_in(np.flatnonzero(self._improved_cluster[: self.size] > tick))
-        return rows[self._improved[rows] > tick]
-
     def take(self, row: int, resources: Mapping[str, int], sign: int = 1) -> None:
         """Claims resources of a row, also those of its parts (`resource_of_part`), or releases them (sign -1), in place."""
         cid = int(self.cluster[row])
@@ -161,13 +136,6 @@ class Fleet(ClusterColumns):
         if sign < 0:
             self._improved[row] = self._improved_cluster[cid] = self.tick
 
-    def note_improved(self, cid: int, node: str) -> None:
-        """Lets whoever waits be tested against a node again: something else than its capacity changed in their favour."""
-        row = self.row_of(cid, node)
-        if row is not None:
-            self.tick += 1
-            self._changed[cid] = self._improved[row] = self._improved_cluster[cid] = self.tick
-
     def set_shared_slots(self, cid: int, node: str, slots: tuple[SharedSlots, ...]) -> None:
         """Sets which slots of a node types of machines share. What is free of each type is a column."""
         if slots:
@@ -191,101 +159,6 @@ class Fleet(ClusterColumns):
         row = self.row_of(cid, node)
         if row is not None and any(pods.get(parts, 0) < count for parts, count in before.items()):
             self._improved[row] = self._improved_cluster[cid] = self.tick
-
-    def take_parts(self, row: int, parts: Mapping[str, Mapping[str, int]], sign: int = 1) -> bool:
-        """Claims amounts of the parts of a node (sign 1) or releases them (sign -1), in place: by the id of the part, by class.
-        What other nodes reach, too, is claimed of them as well. Returns whether the node has all of them; what it does not have
-        takes nothing of it."""
-        cid, complete = int(self.cluster[row]), True
-        for ident, amounts in parts.items():
-            part = self.part_row(row, ident)
-            for name, amount in amounts.items():
-                found = self.parts.classes.get(name)
-                at = found.position(cid, part) if found is not None and part is not None else None
-                if found is None or at is None:
-                    complete = False
-                else:
-                    found.claimed[at] += sign * amount
-                others = self.parts.claim_of_others(cid, ident, part, name, sign * amount)
-                if len(others) and sign < 0:
-                    self._improved[self.parts.node[others]] = self.tick + 1
-        self.tick += 1
-        self._changed[cid] = self.tick
-        if sign < 0:
-            self._improved[row] = self._improved_cluster[cid] = self.tick
-        return complete
-
-    def take_in_common(self, cid: int, amounts: Mapping[str, int], sign: int = 1) -> None:
-        """Claims amounts (`resource_of_part`) of parts that several nodes of a cluster reach, or releases them (sign -1), for
-        somebody who is on none of these nodes."""
-        self.tick += 1
-        for name, amount in amounts.items():
-            part, kind = part_and_class(name) or (name, "")
-            rows = self.parts.claim_in_common(cid, part, kind, sign * amount, self.rows_of_part(cid, part))
-            if sign < 0:
-                self._improved[self.parts.node[rows]] = self._improved_cluster[cid] = self.tick
-        self._changed[cid] = self.tick
-
-    def taken_in_common(self, cid: int) -> dict[str, int]:
-        """Returns what is claimed of parts of a cluster for nobody on a node."""
-        held = self.parts.claimed_in_common(cid)
-        return {resource_of_part(part, kind): amount for (part, kind), amount in held.items() if amount}
-
-    def rows_of_part(self, cid: int, ident: str) -> NDArray[np.int64]:
-        """Returns the rows of a part among the parts, at all nodes that have it."""
-        shared = self.parts.shared_in(cid).get(ident)
-        if shared is not None:
-            return shared
-        found = (self.part_row(int(row), ident) for row in self.rows_of(cid))  # it is of one node now, or gone
-        return np.array([row for row in found if row is not None], np.int64)
-
-    def parts_taken(self, row: int) -> dict[str, dict[str, int]]:
-        """Returns what is claimed of the parts of a node, by id and class. What other nodes claim of those that they reach, too, is
-        not among it."""
-        first, layout = self.inside(row)
-        cid = int(self.cluster[row])
-        taken: dict[str, dict[str, int]] = {}
-        for part, name in layout.entries:
-            found = self.parts.classes[name]
-            amount = int(found.claimed[found.position(cid, first + part)])
-            amount -= self.parts.claimed_by_others(cid, name, first + part)
-            if amount:
-                taken.setdefault(part_id(self.node_name(row), layout.parts[part].path), {})[name] = amount
-        return taken
-
-    def inside(self, row: int) -> tuple[int, Layout]:
-        """Returns the row of a node among the parts, which those of its own parts follow, and its layout without the identities of
-        devices; -1 and a layout without parts if it has none."""
-        if self.layout is None or not self.layout[row]:
-            return -1, self.parts.layouts.found[0]
-        cid = int(self.cluster[row])
-        nodes, firsts, layouts = self.parts.first_rows(cid, int(self._start[cid]))
-        at = int(np.searchsorted(nodes, row))
-        return int(firsts[at]), self.parts.layouts.found[int(layouts[at])]
-
-    def own_layout(self, row: int) -> Layout:
-        """Returns the layout of a node with the identities of its devices."""
-        return layout_of(self.inside_source(row))
-
-    def inside_source(self, row: int) -> bytes:
-        """Returns the source of a node's layout."""
-        return self.layout_sets[0 if self.layout is None else int(self.layout[row])]
-
-    def part_row(self, row: int, ident: str) -> int | None:
-        """Returns the row of a node's part among the parts; None if the node has no such part."""
-        first, layout = self.inside(row)
-        at = layout.at.get(self.path_of(row, ident, layout))
-        return None if at is None else first + at
-
-    def path_of(self, row: int, ident: str, layout: Layout) -> str:
-        """Returns the path in the layout of a node of the part with this id."""
-        return path_of(self.node_name(row), ident, layout)
-
-    def part_id(self, part: int) -> str:
-        """Returns the id of the part at a row among the parts."""
-        row = int(self.parts.node[part])
-        first, layout = self.inside(row)
-        return part_id(self.node_name(row), layout.parts[part - first].path)
 
     def taken(self, row: int) -> dict[str, int]:
         """Returns what is claimed of a row and of its parts."""
@@ -364,10 +237,7 @@ class Fleet(ClusterColumns):
         self._take_rows(other)
         self._take_clusters(other)
         self._take_contents(other)
-        self.tick = self._reset_tick = tick
-        self.resets += 1
-        self._changed[: self.size] = self._improved_cluster[: self.size] = tick
-        self._improved[: self.n] = tick
+        self._reset_ticks(tick)
         self._sums.reset(len(self._start))
         self.clusters.adopt(other.clusters)
         self._announce(FleetChange(np.flatnonzero(self.known).astype(np.int32), reset=True))
@@ -513,10 +383,6 @@ class Fleet(ClusterColumns):
         self._improve(rows[usable & ~self.usable[rows]])
         self.usable[rows] = usable
 
-    def _improve(self, rows: NDArray[np.intp]) -> None:
-        self._improved[rows] = self.tick
-        self._improved_cluster[self.cluster[rows]] = self.tick
-
     def _derive_exclusive(self, clusters: NDArray[np.int32]) -> None:
         """Derives exclusive cores of nodes without a CPU manager: none if another node of the cluster reports one, else any
         number."""
@@ -558,8 +424,6 @@ class Fleet(ClusterColumns):
     def _ensure_clusters(self, size: int) -> int:
         before, length = len(self._start), super()._ensure_clusters(size)
         if length > before:
-            self._changed = grown(self._changed, length)
-            self._improved_cluster = grown(self._improved_cluster, length)
             self._sums.grow(length)
         self.clusters.grow(self.size)
         return length
