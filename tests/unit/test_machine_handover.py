@@ -142,6 +142,26 @@ def test_what_others_change_again_and_again_is_put_back_at_once_and_then_every_3
     assert 12 <= w.writes.total() - before <= 40, w.writes
 
 
+@pytest.mark.parametrize("other", ["", "Deployment imperator-system/imperator-controller"])
+def test_a_controller_that_writes_the_same_status_is_answered_every_30_seconds(other: str) -> None:
+    """It writes whenever the object changes: two that answer each other at once would do nothing else."""
+    w = world()
+    w.rest()
+    w.core.set_other_controller(other)
+    w.rest()
+    before, began = w.writes["status"], w.now
+    while w.now < began + 120:
+        found = w.machine("g")
+        found["status"]["conditions"] = [{"type": "Ready", "status": "False", "reason": "Theirs"}]
+        w.change("Machine", found)
+        w.rest()
+        w.now += 1
+    assert 4 <= w.writes["status"] - before <= 12
+    w.now += 30
+    w.rest()
+    assert w.condition("g", "Ready")["reason"] == ("OtherControllerActive" if other else "Reconciled")
+
+
 def test_nothing_waits_because_others_changed_an_object_again() -> None:
     """Neither guests for a slot while somebody changes its StatefulSet, nor marks of a Node that is not ready any more."""
     w = world(slots=3, nodes=2)

@@ -41,7 +41,7 @@ class ClusterMachines(ClusterObjects):
             group = self.by_group.get(name)
             if group is not None:
                 effects += plan_group(self, group, now, times)
-        effects += self._report_invalid(now)
+        effects += self._report_invalid(now, times)
         effects += self.untold_events
         self.untold_events = []
         effects += self._orphans(now)
@@ -144,13 +144,14 @@ class ClusterMachines(ClusterObjects):
         elif effect.kind in ("StatefulSet", "Service", "MachineNodePool"):
             self.put_object(answer, effect.kind)
 
-    def _report_invalid(self, now: float) -> list[Effect]:
+    def _report_invalid(self, now: float, times: list[float]) -> list[Effect]:
         effects = []
         for name, violations in self.invalid.items():
             machine = self.machines[name]
             text = "; ".join(f"{v.path}: {v.message}" for v in violations[:5])
             found = [status.Finding("Ready", False, "Invalid", text)]
-            effects += status_effect(self, "Machine", machine, {"conditions": conditions_of(machine, found, now)})
+            wanted = {"conditions": conditions_of(machine, found, now)}
+            effects += status_effect(self, "Machine", machine, wanted, now, times)
         return effects
 
     # --- Nodes

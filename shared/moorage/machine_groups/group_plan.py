@@ -22,7 +22,8 @@ def plan_group(cluster: ClusterObjects, group: GroupState, now: float, times: li
     if cluster.other_controller:
         text = f"{cluster.other_controller} still acts on Machines; remove it, and this one takes over"
         found = [status.Finding("Ready", False, "OtherControllerActive", text)]
-        return status_effect(cluster, "Machine", machine, {"conditions": conditions_of(machine, found, now)})
+        wanted = {"conditions": conditions_of(machine, found, now)}
+        return status_effect(cluster, "Machine", machine, wanted, now, times)
     if group.machine.name in cluster.invalid:
         return []
     effects = object_effects(cluster, group, now, times)

@@ -30,12 +30,18 @@ def conditions_of(obj: Object, found: list[status.Finding], now: float) -> list[
     return status.conditions(found, before, int(obj["metadata"].get("generation") or 0), now)
 
 
-def status_effect(cluster: ClusterObjects, kind: str, obj: Object, wanted: Object) -> list[Effect]:
+def status_effect(
+    cluster: ClusterObjects, kind: str, obj: Object, wanted: Object, now: float, times: list[float]
+) -> list[Effect]:
     """Returns the request that makes the status of an object what it is to be, if it differs."""
     meta = obj["metadata"]
     patch = difference(wanted, obj.get("status") or {})
     key = (kind, "", meta["name"])
     if patch is None or not cluster.writes.is_new(key):
+        return []
+    # Another controller may write it, too, whenever it is changed.
+    lasting = [{k: v for k, v in c.items() if k != "lastTransitionTime"} for c in wanted["conditions"]]
+    if not cluster.writes.may_repair(key, {**wanted, "conditions": lasting}, now, times, "status"):
         return []
     body = {"metadata": {"resourceVersion": meta["resourceVersion"]}, "status": patch}
     return [Effect("status", kind, "", meta["name"], body, "status")]
@@ -67,12 +73,12 @@ def status_effects(
     left = len(cluster.left_over.pods_of(group.machine.group))
     found = status.findings(group.machine, short, states, left)
     wanted = {"conditions": conditions_of(machine, found, now), "availableMachines": status.usage_rows(counts)}
-    effects = status_effect(cluster, "Machine", machine, wanted)
+    effects = status_effect(cluster, "Machine", machine, wanted, now, times)
     pool = cluster.objects.get(("MachineNodePool", "", pool_name(group.machine.name)))
     if pool is not None:
         listed = [{"name": name, "condition": state} for name, state in states.items()]
         wanted = {"conditions": conditions_of(pool, [found[0], found[2]], now), "nodePool": listed}
-        effects += status_effect(cluster, "MachineNodePool", pool, wanted)
+        effects += status_effect(cluster, "MachineNodePool", pool, wanted, now, times)
     if effects:
         group.status_at = now
     return effects
