@@ -198,6 +198,28 @@ def test_one_lost_node_stops_the_others() -> None:
     assert w.condition("g", "NodesHealthy")["message"] == "n0, n1"
 
 
+def test_a_guest_that_waits_is_let_onto_a_node_that_has_got_another_type() -> None:
+    """It was let in before, and does not tolerate the taint of that type yet."""
+    w = world(slots=1, nodes=1, per_node=4)
+    w.guest("first", "a")
+    w.rest()
+    w.guest("second", "a", tolerations=[{"key": "theirs", "operator": "Exists"}])
+    w.rest()
+    found = w.objects["Machine", "", "g"]
+    found["spec"]["machineTypes"].append({"name": "b", **offline(1)})
+    found["spec"]["nodePool"][0]["machineType"].append({"name": "b"})
+    w.change("Machine", found)
+    w.rest()
+    w.finish(w.objects["Pod", "team", "first"])
+    w.rest()
+    second = w.objects["Pod", "team", "second"]["spec"]
+    assert second["nodeName"] == "n0"
+    keys = [toleration["key"].rpartition("/")[2] for toleration in second["tolerations"]]
+    assert keys == ["theirs", "a", "node-pool", "b"]
+    taints = w.objects["Node", "", "n0"]["spec"]["taints"]
+    assert {taint["key"].rpartition("/")[2] for taint in taints} == {"a", "b", "node-pool"}
+
+
 def test_removed_types_are_kept() -> None:
     """The objects of a type that is removed go; its row stays while it is used."""
     w = world(slots=3, nodes=2, per_node=4)

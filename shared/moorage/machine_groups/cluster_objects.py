@@ -293,6 +293,7 @@ class ClusterObjects:
         self.machines_changed = False
         self.look_for_orphans = True
         self._known_groups = None
+        self.shapes.forget_allowed()
         self.invalid.clear()
         accepted: dict[str, Machine] = {}
         uids: dict[str, str] = {}

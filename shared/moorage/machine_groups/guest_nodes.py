@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
@@ -24,6 +24,7 @@ class Shape:
         read = msgspec.json.decode(text)
         self.selector: dict[str, str] = read.get("nodeSelector") or {}
         self.affinity: dict[str, Any] = read.get("affinity") or {}
+        self.own_tolerations: list[dict[str, Any]] = read.get("tolerations") or []
         self.tolerations = tuple(
             Toleration(
                 key=t.get("key") or "",
@@ -31,15 +32,16 @@ class Shape:
                 value=t.get("value") or "",
                 effect=t.get("effect") or "",
             )
-            for t in read.get("tolerations") or ()
+            for t in self.own_tolerations
         )
         required = (self.affinity.get("nodeAffinity") or {}).get(_REQUIRED) or {}
         self._terms = [_term(t) for t in required.get("nodeSelectorTerms") or ()]
         self.near = (self.affinity.get("podAffinity") or {}).get(_REQUIRED) or []
         self.apart = (self.affinity.get("podAntiAffinity") or {}).get(_REQUIRED) or []
 
-    def allows(self, node: NodeView) -> bool:
-        """Returns whether the Node has what the Pod requires, and no taint that it does not tolerate."""
+    def allows(self, node: NodeView, given: Collection[tuple[str, str]] = ()) -> bool:
+        """Returns whether the Node has what the Pod requires, and no taint that it does not tolerate. `given`: keys and values of taints
+        for which it is given tolerations with its slot."""
         if any(node.labels.get(k) != v for k, v in self.selector.items()):
             return False
         labels = {**node.labels, "metadata.name": node.name}
@@ -48,7 +50,7 @@ class Shape:
         ):
             return False
         taints = [Taint(key=t["key"], effect=t.get("effect", ""), value=t.get("value") or "") for t in node.taints]
-        return tolerated(taints, self.tolerations)
+        return tolerated([t for t in taints if (t.key, t.value) not in given], self.tolerations)
 
 
 def shape_text(spec: Mapping[str, Any]) -> str:

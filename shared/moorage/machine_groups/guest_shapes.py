@@ -12,6 +12,7 @@ from .guest_nodes import Shape
 from .guest_rules import GuestKinds, PlacedGuests
 from .handover_records import Guest, NodesFor
 from .node_marks import NodeView
+from .objects import tolerations
 
 #: Shapes and sets of labels that are kept before those that nobody has any more are dropped.
 _MAX_SHARED = 4096
@@ -59,11 +60,13 @@ class GuestShapes:
         self._labels.pop(uid, None)
         self.kinds.drop(uid)
 
-    def affinity(self, guest: Guest) -> dict[str, Any]:
-        return self._shapes[guest.shape].affinity
+    def spec(self, guest: Guest) -> dict[str, Any]:
+        """Returns what of the spec of a guest concerns its Node."""
+        shape = self._shapes[guest.shape]
+        return {"affinity": shape.affinity, "tolerations": shape.own_tolerations}
 
     def forget_allowed(self) -> None:
-        """Forgets which Nodes guests may use: Nodes changed."""
+        """Forgets which Nodes guests may use: Nodes or Machines changed."""
         self._allowed.clear()
 
     def _forget_unused(self, guests: Iterable[Guest]) -> None:
@@ -84,8 +87,10 @@ class GuestShapes:
             key = (name, guest.type, guest.shape)
             if key not in self._allowed:
                 shape = self._shapes[guest.shape]
+                # Types may have come to its Nodes since it was let in.
+                given = [(t["key"], t["value"]) for t in tolerations(group.machine, group.sizes, guest.type)]
                 views = [self._nodes[n] for n in group.entries if n in self._nodes]
-                self._allowed[key] = frozenset(view.name for view in views if shape.allows(view))
+                self._allowed[key] = frozenset(view.name for view in views if shape.allows(view, given))
             return self._allowed[key]
 
         return nodes_for

@@ -13,9 +13,11 @@ from .effects import Effect, pod_event
 from .group_state import GroupState, StoredSlots, grants_text
 from .handover import Handover
 from .handover_records import Opening, Plan, Stored
+from .injection import with_tolerations
 from .layout import Slots
 from .names import GRANTS, OTHER_NAMESPACE, SLOT_GATE, SLOTS, machine_key
 from .object_writes import REPAIR_INTERVAL, Key
+from .objects import tolerations
 from .pods import opening_patch, pin_patch
 from .takeover import removal, taken_over_patch
 
@@ -94,7 +96,11 @@ def _opening_effect(
         return []
     handover.opening[found.uid] = opening.grant.node
     cluster.given_at[found.uid] = max(opening.grant.at, opening.grant.not_before)
-    body = opening_patch(opening, {"affinity": cluster.shapes.affinity(found)}, now, claim)
+    own = cluster.shapes.spec(found)
+    body = opening_patch(opening, own, now, claim)
+    tolerated = with_tolerations(own, tolerations(handover.machine, handover.sizes, found.type))["tolerations"]
+    if tolerated != own["tolerations"]:
+        body["spec"]["tolerations"] = tolerated
     return [Effect("merge", *key, body, "open")]
 
 

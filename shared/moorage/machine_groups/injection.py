@@ -119,7 +119,7 @@ def inject(pod: Pod, namespace: str, groups: Mapping[str, MachineGroup]) -> Inje
     if isinstance(sized, Denied):
         return sized
     tolerated, required = group.needs(machine_type)
-    spec = with_required(_with_tolerations(sized, tolerated), required)
+    spec = with_required(with_tolerations(sized, tolerated), required)
     gates = spec.get("schedulingGates") or []
     if not any(gate.get("name") == SLOT_GATE for gate in gates):
         spec = {**spec, "schedulingGates": [*gates, {"name": SLOT_GATE}]}
@@ -252,7 +252,8 @@ def _amounts(quantities: Mapping[str, Any] | None) -> dict[str, int]:
     return amounts
 
 
-def _with_tolerations(spec: dict[str, Any], wanted: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def with_tolerations(spec: dict[str, Any], wanted: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns the spec of a Pod with those tolerations that it does not have yet."""
     have = spec.get("tolerations") or []
     new = [t for t in wanted if not any(_covers(existing, t) for existing in have)]
     return {**spec, "tolerations": [*have, *new]} if new else spec
