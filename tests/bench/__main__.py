@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from . import parts
+from . import machine_cluster, parts
 from .answers import answers
 from .commands import commands
 from .deadlines import deadlines
@@ -23,7 +23,6 @@ from .gateway import lists, posts, watchers
 from .growth import growth
 from .harness import Figure
 from .kube import kube
-from .machine_cluster import machine_cluster, machine_cluster_many
 from .machine_windows import machine_windows
 from .machines import machine_decisions
 from .node_agent import node_admissions, node_controller, node_idle, node_mesh, node_plugins, node_pools, node_proxy
@@ -78,8 +77,10 @@ ALL: dict[str, Callable[[], Awaitable[list[Figure]]]] = {
     "node-mesh": node_mesh,
     "kube": kube,
     "failing-devices": failing_devices,
-    "machine-cluster": machine_cluster,
-    "machine-cluster-many": machine_cluster_many,
+    "machine-cluster": machine_cluster.machine_cluster,
+    "machine-cluster-many": lambda: _one(machine_cluster.many()),
+    "machine-cluster-ended": machine_cluster.ended,
+    "machine-cluster-rest": machine_cluster.rest,
     "machine-windows": machine_windows,
     "decision-10k": lambda: _one(one_at_a_time(10_000, 100, goal=False)),
     "decision-100k": lambda: _one(one_at_a_time(100_000, 50, goal=False)),

@@ -432,7 +432,3 @@ async def killed() -> Figure:
 
 async def machine_cluster() -> list[Figure]:
     return [await one_at_a_time(), await hooks(), *await cordoned(), await held(), await killed()]
-
-
-async def machine_cluster_many() -> list[Figure]:
-    return [await many(), *await ended(), *await rest()]
