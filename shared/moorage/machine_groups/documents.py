@@ -301,14 +301,16 @@ class _Reader:
 
     def pool(self, spec: Mapping[str, Any], types: Collection[str], cluster: str) -> list[PoolNode]:
         pool: list[PoolNode] = []
+        seen: set[tuple[str, str]] = set()
         for path, entry in self.entries(spec, "nodePool", "spec"):
             self.known(entry, ("name", "mode", "taint", "machineType", "cluster"), path)
             name = self.value(entry, "name", str, path, required=True) or ""
             where = self.value(entry, "cluster", str, path) or cluster
             if name and _SUBDOMAIN.fullmatch(name) is None:
                 self.error(f"{path}.name", "InvalidName", f"{name!r} is not the name of a Node")
-            if name and (name, where) in {(n.name, n.cluster) for n in pool}:
+            if name and (name, where) in seen:
                 self.error(f"{path}.name", "Duplicate", f"there is a second entry for Node {name!r}")
+            seen.add((name, where))
             mode = self.value(entry, "mode", str, path, required=True)
             if mode is not None and mode not in ("ready", "maintenance"):
                 self.error(f"{path}.mode", "BadValue", f"is {mode!r}; it must be ready or maintenance")
