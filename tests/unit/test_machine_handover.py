@@ -608,6 +608,68 @@ def test_never_more_are_let_in_than_there_are_slots(seed: int) -> None:
     assert MACHINE_TYPE in w.pods()[0]["metadata"]["labels"]
 
 
+def _disturb(w: World, rng: random.Random) -> None:
+    """Does something that others may do: changes what is ours, makes a Node unhealthy or healthy again, or lets time pass."""
+    node = w.objects["Node", "", rng.choice([key[2] for key in w.objects if key[0] == "Node"])]
+    stateful_set = w.objects.get(("StatefulSet", NAMESPACE, "a-g"))
+    what = rng.randrange(5)
+    if what == 0 and stateful_set is not None:
+        stateful_set["spec"]["replicas"] = rng.randint(0, 6)
+        w.change("StatefulSet", stateful_set)
+    elif what == 1 and stateful_set is not None:
+        stateful_set["metadata"]["labels"].pop(MACHINE_TYPE, None)
+        w.change("StatefulSet", stateful_set)
+    elif what == 2:
+        node["metadata"]["labels"].pop(NODE_POOL, None)
+        w.change("Node", node)
+    elif what == 3:
+        node["spec"]["unschedulable"] = not node["spec"].get("unschedulable")
+        w.change("Node", node)
+    else:
+        w.now += rng.uniform(0, 40)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 1 << 30))
+def test_slots_are_as_many_as_they_should_be_whatever_others_did(seed: int) -> None:
+    """Guests that are not bound in time are evicted or wait; at no time are more let in than there are slots."""
+    rng = random.Random(seed)
+    slots, nodes, per_node = rng.randint(1, 4), rng.randint(1, 3), rng.randint(1, 2)
+    w = world(slots, nodes, per_node, seed)
+    for i in range(rng.randint(50, 250)):
+        chance = rng.random()
+        if chance < 0.05 and len(w.guests()) < 8:
+            w.guest(f"g{i}", "a", owner=rng.choice(("", "web")))
+        elif chance < 0.08 and (bound := [p for p in w.guests() if p["spec"].get("nodeName")]):
+            w.delete_pod(rng.choice(bound))
+        elif chance < 0.09:
+            w.start()
+        elif chance < 0.15:
+            _disturb(w, rng)
+        else:
+            w.step()
+        for n in range(nodes):
+            assert let_in(w, f"n{n}") <= per_node
+        assert sum(let_in(w, f"n{n}") for n in range(nodes)) <= slots
+    for key, node in list(w.objects.items()):
+        if key[0] == "Node":
+            node["spec"]["unschedulable"] = False
+            w.change("Node", node)
+    for _ in range(4):  # until everything is put back, and everyone tried again
+        w.rest()
+        w.now += 3700
+    w.rest()
+    usage, room = w.usage("g")["a"], min(slots, nodes * per_node)
+    live = len(w.guests())
+    used = min(live, room)
+    assert usage == {"maximum": slots, "reserved": room - used, "used": used, "waiting": live - used}
+    labels = [obj["metadata"]["labels"] for key, obj in w.objects.items() if key[0] == "Node"]
+    assert all(found[NODE_POOL] == "ready" for found in labels)
+    before = w.writes.total()
+    w.rest()
+    assert w.writes.total() == before, "nothing is written at rest"
+
+
 @pytest.mark.parametrize("node", ["n{}", "ip-10-0-{}-17.us-west-2.compute.internal", "n{}." + "x" * 200])
 def test_as_many_grants_as_are_stored_at_a_time_find_room_in_annotations(node: str) -> None:
     rng = random.Random(3)
