@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .active_claims import ActiveClaim
 from .capacity import Capacity
 from .commits import decode_commit, encode_commit, encode_entry
 from .committer import MAX_BYTES, MAX_ENTRIES, Committed, Committer, Guard
@@ -18,7 +19,7 @@ from .follower import (
     keep_quotas,
     open_ledger,
 )
-from .ledger import ActiveClaim, Changes, Ledger
+from .ledger import Changes, Ledger
 from .own_places import Placed, assign_beside_own
 from .room import free_in_common, free_of, is_reached, unshared_of
 from .snapshots import newest_snapshot, read_snapshot, write_snapshot

@@ -15,6 +15,7 @@ from moorage.model.claims import Claim, Commit, Decision, Shortfall
 from moorage.model.part_requests import ClassVersion
 from moorage.model.slots import Slot, resized
 
+from .active_claims import ActiveClaims
 from .allocations import AllocationLedger, AllocationSnapshot
 from .entries import FoldEffects, fold_order, handler_of
 from .families import Family, without_surge
@@ -29,21 +30,6 @@ FORGET_COMMITS, FORGET_SECONDS = 4096, 120.0
 DEVICE_FAILED, MASS_FAILURE = "DeviceFailed", "MassFailure"
 #: Decisions of a group from before the standing one that are kept while they could stand again.
 _PREVIOUS = 4
-
-
-class ActiveClaim(NamedTuple):
-    """A claim that uses capacity. One that is withdrawn does so until its release. `own`: the family of its group's object;
-    `joined`: that of another group whose object it takes over."""
-
-    claim: Claim
-    group: str
-    withdrawn: bool
-    own: Family
-    joined: Family | None = None
-
-    @property
-    def family(self) -> Family:
-        return self.joined or self.own
 
 
 class Changes(NamedTuple):
@@ -116,21 +102,15 @@ def _epoch_key(epoch: str) -> tuple[int, ...]:
     return tuple(int(part) for part in epoch.split(".") if part.isdecimal())
 
 
-class Ledger:
+class Ledger(ActiveClaims):
     """The folded decision log. `standing` has the current decision of each group that has one, `ended_revisions` the newest
     withdrawn revision of each group until it is forgotten."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.seq = 0
         self.standing: dict[str, Decision] = {}
         self.ended_revisions: dict[str, int] = {}
-        self.claims: dict[str, ActiveClaim] = {}
-        self.by_cluster: dict[str, set[str]] = {}
-        self.by_group: dict[str, set[str]] = {}
-        self.families: dict[Family, list[str]] = {}  # the claims of one object on one cluster, the newest last
-        # Objects that take over one of another group → the family in which both are counted.
-        self.joined: dict[Family, Family] = {}
-        self._regrouped: set[str] = set()  # claims that the commit left in another family than before
         self.settled: dict[str, str] = {}  # cluster → epoch of the rows of its last settlement
         # Group → decisions from before its standing one that can stand again, the newest last: all their claims still count.
         self.previous: dict[str, list[Decision]] = {}
@@ -205,61 +185,18 @@ class Ledger:
             del self._idle[group], self.ended_revisions[group]
             yield group
 
-    def withdraw_claims(self, group: str, kept: AbstractSet[str] = frozenset()) -> set[str]:
-        """Marks the group's claims as withdrawn, except those to be kept. Returns those that were not withdrawn before."""
-        withdrawn: set[str] = set()
-        for ident in self.by_group.get(group, ()):
-            active = self.claims[ident]
-            if ident not in kept and not active.withdrawn:
-                self.claims[ident] = active._replace(withdrawn=True)
-                withdrawn.add(ident)
-        for family in {self.claims[ident].family for ident in withdrawn} if self.joined else ():
-            self._order(family)
-        return withdrawn
-
-    def family_for(self, group: str, claim: Claim, *, joins: bool = True) -> Family:
-        """Returns the family in which a claim of a group is counted, or would be: that of the claim of another group that it
-        replaces, unless the object has claims of its own already. Only a claim that is decided `joins` another family."""
-        return self._family_for(Family.of(group, claim), claim, joins=joins)
-
-    def _family_for(self, own: Family, claim: Claim, *, joins: bool = True) -> Family:
-        if own in self.joined:
-            return self.joined[own]
-        replaced = self.claims.get(claim.replaces) if joins and own not in self.families else None
-        if replaced is None or Family.of(own.group, replaced.claim) != own:
-            return own
-        return replaced.family
-
-    def _order(self, family: Family) -> None:
-        """Puts the claims of a family of several groups in order: withdrawn ones first, then those of the groups in the order in
-        which they took each other's place."""
-        idents = self.families[family]
-        if len({self.claims[ident].group for ident in idents}) > 1:
-            groups = [family.group, *(own.group for own, into in self.joined.items() if into == family)]
-            idents.sort(key=lambda i: (not self.claims[i].withdrawn, groups.index(self.claims[i].group)))
-            self._regrouped.update(idents)
-
     def put_claim(self, claim: Claim, group: str, *, joins: bool = True) -> None:
-        """Counts a claim of a standing decision. It replaces a claim of the same id."""
-        own = Family.of(group, claim)
-        key = self._family_for(own, claim, joins=joins)
-        before = self.claims.get(claim.id)
-        if before is not None and before.family != key:
-            self.remove_claim(claim.id)
-            key = self._family_for(own, claim, joins=joins)
-        self.claims[claim.id] = ActiveClaim(claim, group, False, own, key if key != own else None)
-        family = self.families.setdefault(key, [])
-        if claim.id in family:
-            family.remove(claim.id)
-        family.append(claim.id)
-        if key != own:
-            self.joined[own] = key
-        if self.joined:
-            self._order(key)
-        self.by_group.setdefault(group, set()).add(claim.id)
-        self.by_cluster.setdefault(claim.cluster, set()).add(claim.id)
+        super().put_claim(claim, group, joins=joins)
         if claim.within:
             self.machines.use(claim.within, claim.id)
+
+    def remove_claim(self, ident: str) -> Family:
+        active = self.claims[ident]
+        if active.claim.within:
+            self.machines.leave(active.claim.within, ident)
+        family = super().remove_claim(ident)
+        self.update_idle(active.group)
+        return family
 
     def replace_standing(self, decision: Decision) -> None:
         """Lets the decision stand. The one before is kept while it could stand again."""
@@ -344,52 +281,6 @@ class Ledger:
         self.previous.pop(group, None)
         self.displaced.pop(group, None)
         self.steered.discard(group)
-
-    def remove_claim(self, ident: str) -> Family:
-        """Stops counting a claim. Returns the family of those that were counted with it."""
-        active = self.claims.pop(ident)
-        if active.claim.within:
-            self.machines.leave(active.claim.within, ident)
-        family = active.family
-        rest = self.families[family]
-        rest.remove(ident)
-        if not rest:
-            del self.families[family]
-        if self.joined:
-            family = self._leave_family(active, rest)
-        for index, key in ((self.by_group, active.group), (self.by_cluster, active.claim.cluster)):
-            idents = index[key]
-            idents.discard(ident)
-            if not idents:
-                del index[key]
-        self.update_idle(active.group)
-        return family
-
-    def _leave_family(self, gone: ActiveClaim, rest: list[str]) -> Family:
-        """Takes a group out of a family with its last claim there. A family is named after a group that has claims in it, so that a
-        later group of a name is never counted with the successor of an earlier one. Returns the family of the rest."""
-        key, own = gone.family, Family.of(gone.group, gone.claim)
-        if any(self.claims[ident].group == gone.group for ident in rest):
-            return key
-        if own != key:
-            self.joined.pop(own, None)
-            return key
-        members = [other for other, into in self.joined.items() if into == key]
-        if not members:
-            return key
-        first = members[0]
-        del self.joined[first]
-        self.joined.update(dict.fromkeys(members[1:], first))
-        self.families[first] = self.families.pop(key)
-        for ident in rest:
-            active = self.claims[ident]
-            self.claims[ident] = active._replace(joined=first if active.group != first.group else None)
-        self._regrouped.update(rest)
-        return first
-
-    def family_of(self, family: Family) -> list[Claim]:
-        """Returns the active claims of one object on one cluster, the newest last."""
-        return [self.claims[ident].claim for ident in self.families.get(family, ())]
 
     def replace_slots(self, ident: str, slots: list[Slot], classes: Mapping[str, ClassVersion] | None = None) -> None:
         """Gives a claim other slots, and the classes of their devices if these change, also in the standing decision. If its pods are confined to nodes and a slot is elsewhere

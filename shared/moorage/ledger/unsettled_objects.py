@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from .active_claims import ActiveClaim
 from .families import CountedClaim, Family, differs_from_pods, strays_have_open_slots
-from .ledger import ActiveClaim, Ledger
+from .ledger import Ledger
 from .part_moves import parts_moved
 
 
