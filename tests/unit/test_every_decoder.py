@@ -4,9 +4,9 @@ one is prepared for, and no message of the models is left without somebody who r
 from __future__ import annotations
 
 import importlib
-import inspect
 import pkgutil
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -104,9 +104,7 @@ def named_in(kind: Any, seen: set[Any]) -> None:
 def test_every_message_has_somebody_who_reads_it() -> None:
     """By a decoder that is kept, or by one that is made where it is used."""
     seen: set[Any] = set()
-    sources = ""
-    for module in modules():
-        sources += inspect.getsource(module)
+    sources = "".join(Path(module.__file__ or "").read_text() for module in modules())
     for decoder in KEPT.values():
         named_in(msgspec.inspect.type_info(decoder.type), seen)
     messages = {kind for kind in below(Message) if kind.__module__.startswith("moorage.")}
