@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -280,6 +281,57 @@ def test_pods_say_which_devices_they_alone_have() -> None:
     assert parts() == {"b": {}}
     everything = [msgspec.json.decode(row, type=PodReport) for row in view.full().pods]
     assert {pod.uid: len(pod.parts) for pod in everything} == {"a": 1, "b": 0}
+
+
+def waiting_pod(view: ClusterState, uid: str, **more: Any) -> None:
+    meta = {"name": uid, "namespace": "ns", "uid": uid, "labels": {CLAIM: "c"}}
+    containers = [{"name": "c", "resources": {"requests": {"cpu": "2"}}}]
+    spec = {"containers": containers, "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "t"}], **more}
+    view.put_pod(Key("ns", uid), kube_types.pod(encoded({"metadata": meta, "spec": spec, "status": {}})))
+
+
+def allocated(view: ClusterState, uid: str, node: str, *, reserved: bool) -> None:
+    """Allocates the claim that is made for a pod, on a node alone."""
+    terms = [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}]
+    results = [{"driver": "gpu.example.com", "pool": "pool", "device": "gpu-0", "request": "r"}]
+    found: dict[str, Any] = {"devices": {"results": results}, "nodeSelector": {"nodeSelectorTerms": terms}}
+    status = {"allocation": found} | ({"reservedFor": [{"resource": "pods", "uid": uid}]} if reserved else {})
+    metadata = {"name": uid, "namespace": "ns", "ownerReferences": [{"kind": "Pod", "uid": uid}]}
+    view.put_device_claim(Key("ns", uid), dra.device_claim(encoded({"metadata": metadata, "status": status})))
+
+
+@pytest.mark.parametrize("reserved", [True, False])  # before, where an agent allocates
+def test_a_pod_with_devices_is_at_their_node_before_it_is_bound(reserved: bool) -> None:
+    view = ClusterState()
+    for name in ("n", "m"):
+        put_node(view, name)
+    put_slice(view, "s", "gpu-0", nodeName="n")
+    nodes: dict[str, NodeReport] = {}
+
+    def pod() -> tuple[str, list[str], dict[str, str]]:
+        """Returns where the pod is, its devices, and what is requested of the node n."""
+        rows = view.changed()
+        nodes.update({row.name: row for row in (msgspec.json.decode(raw, type=NodeReport) for raw in rows.nodes)})
+        told = [msgspec.json.decode(raw, type=PodReport) for raw in rows.pods]
+        return told[-1].node, sorted(told[-1].parts), nodes["n"].requested
+
+    waiting_pod(view, "p")
+    assert pod() == ("", [], {})
+    allocated(view, "p", "n", reserved=reserved)
+    assert pod() == ("n", ["gpu.example.com/pool/gpu-0"], {"cpu": "2"})
+    waiting_pod(view, "p", nodeName="n")
+    view.drop_device_claim(Key("ns", "other"), "")
+    assert pod() == ("n", ["gpu.example.com/pool/gpu-0"], {"cpu": "2"})
+    view.drop_pod(Key("ns", "p"), "p")
+    view.changed()
+    waiting_pod(view, "p")
+    view.drop_device_claim(Key("ns", "p"), "")
+    assert pod() == ("", [], {}), "conditions failed, so the scheduler gave the devices back"
+    allocated(view, "p", "n", reserved=reserved)
+    pod()
+    view.drop_pod(Key("ns", "p"), "p")
+    (row,) = (msgspec.json.decode(raw, type=NodeReport) for raw in view.changed().nodes)
+    assert row.requested == {}
 
 
 _steps = st.tuples(

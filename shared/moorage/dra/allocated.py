@@ -29,16 +29,22 @@ class DeviceClaims:
         self._pods: dict[Key, str] = {}
         self._claims_of: dict[str, set[Key]] = {}  # pod → claims of which it alone has the devices
         self._claims: dict[Key, tuple[AllocatedDevice, ...]] = {}
+        self._nodes: dict[Key, str] = {}  # of claims whose devices one node alone has
         self._holders: dict[DeviceName, set[Key]] = {}
 
     def put(self, key: Key, claim: DeviceClaim) -> None:
         # With admin access a device is seen, not taken.
         results = tuple(result for result in claim.results if not result.admin_access)
         changed = self._replace(key, results)
+        if results and claim.node:
+            self._nodes[key] = claim.node
+        else:
+            self._nodes.pop(key, None)
         self._reserve(key, claim.pod if results else "", changed)
 
     def drop(self, key: Key) -> None:
         changed = self._replace(key, ())
+        self._nodes.pop(key, None)
         self._reserve(key, "", changed)
 
     def _reserve(self, key: Key, pod: str, changed: bool) -> None:
@@ -82,6 +88,10 @@ class DeviceClaims:
     def has_devices(self, pod: str) -> bool:
         """Returns whether the pod alone has devices."""
         return pod in self._claims_of
+
+    def node_of(self, pod: str) -> str:
+        """Returns the node to which the devices of a pod tie it; "" if there is none."""
+        return next((self._nodes[key] for key in sorted(self._claims_of.get(pod, ())) if key in self._nodes), "")
 
     def parts_of(self, pod: str, devices: Iterable[DeviceReport]) -> dict[str, dict[str, str]]:
         """Returns what the pod takes of its node's devices, by id and class. A device that is gone is among them."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from moorage.kube.objects import Object
+from moorage.kube.objects import Object, ObjectMetadata
 
 
 class _Kube(msgspec.Struct, kw_only=True, rename="camel", frozen=True):
@@ -149,6 +149,14 @@ class AllocatedDevices(_Kube, kw_only=True, frozen=True):
 
 class Allocation(_Kube, kw_only=True, frozen=True):
     devices: AllocatedDevices | None = None
+    node_selector: NodeSelector | None = None
+
+    @property
+    def node(self) -> str:
+        """Returns the only node where pods can have the devices; "" if there may be several."""
+        terms = (self.node_selector.node_selector_terms or ()) if self.node_selector is not None else ()
+        names = [r.values or () for term in terms for r in term.match_fields or () if r.key == "metadata.name"]
+        return names[0][0] if len(terms) == len(names) == 1 and len(names[0]) == 1 else ""
 
 
 class ClaimConsumer(_Kube, kw_only=True, frozen=True):
@@ -161,9 +169,19 @@ class DeviceClaimStatus(_Kube, kw_only=True, frozen=True):
     reserved_for: list[ClaimConsumer] | None = None
 
 
+class Owner(_Kube, kw_only=True, frozen=True):
+    kind: str = ""
+    uid: str = ""
+
+
+class ClaimMetadata(ObjectMetadata, kw_only=True):
+    owner_references: list[Owner] | None = None
+
+
 class DeviceClaim(Object, kw_only=True):
     """`resource.k8s.io` ResourceClaim, v1 or v1beta1."""
 
+    metadata: ClaimMetadata
     status: DeviceClaimStatus | None = None
 
     @property
@@ -178,9 +196,18 @@ class DeviceClaim(Object, kw_only=True):
 
     @property
     def pod(self) -> str:
-        """Returns the uid of the pod that has the devices; "" if none has them, and if several pods have them together."""
+        """Returns the uid of the pod that has the devices, or for which they are allocated; "" if there is none, and if several pods
+        have them together."""
         consumers = (self.status.reserved_for or []) if self.status is not None else []
+        if not consumers and self.results:
+            return next((owner.uid for owner in self.metadata.owner_references or () if owner.kind == "Pod"), "")
         return consumers[0].uid if len(consumers) == 1 and consumers[0].resource == "pods" else ""
+
+    @property
+    def node(self) -> str:
+        """Returns the only node where the allocated devices are; "" if there may be several."""
+        allocation = self.status.allocation if self.status is not None else None
+        return allocation.node if allocation is not None else ""
 
 
 class QuotaSpec(_Kube, kw_only=True, frozen=True):

@@ -261,10 +261,12 @@ def test_a_pod_is_bound_to_devices_only_when_their_conditions_hold() -> None:
     web = workload(replicas=2, cpu="5", **using("own"))
     world.want(CLUSTER, app(1, web, template("own")))
     world.run(3)
-    assert [pod.node for pod in world.pods[CLUSTER].values()] == ["", ""]
+    pods = world.pods[CLUSTER].values()
+    told = sorted((pod.node, pod.phase, list(pod.parts)) for pod in pods)
+    assert told == [("", "Pending", []), ("n", "Pending", [ident("n", "a")])]
     assert in_use(world, "n") == {ident("n", "a")}, "the node has no room for the other pod"
     world.run(3)
-    assert sorted(pod.node for pod in world.pods[CLUSTER].values()) == ["", "n"]
+    assert sorted((pod.node, pod.phase) for pod in pods) == [("", "Pending"), ("n", "Running")]
     for version, replicas in ((2, 0), (3, 1), (4, 0)):
         world.want(CLUSTER, app(version, workload(replicas=replicas, **using("own")), template("own")))
         world.run(1)

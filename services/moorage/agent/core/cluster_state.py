@@ -73,8 +73,9 @@ class ClusterState:
         self._host_ports: dict[str, dict[str, int]] = {}  # by node: host port → pods that use it
         self.devices = Devices(self._mark, self._mark_all)
         self.device_claims = DeviceClaims(
-            lambda device: self.devices.mark_pool(DevicePool(device.driver, device.pool)), self._mark_pod
+            lambda device: self.devices.mark_pool(DevicePool(device.driver, device.pool)), self._mark_claims_of
         )
+        self._waiting: dict[str, BoundPod] = {}  # pods with ResourceClaims that are not bound yet
         self.device_classes = DeviceClasses(self._mark_all)
         self.quotas = Quotas(lambda resource: self.device_classes.serving(resource))
         self.devices_known = False  # all slices and classes were read
@@ -108,6 +109,12 @@ class ClusterState:
         self._dirty_pods[uid] = None
         self.on_change()
 
+    def _mark_claims_of(self, uid: str) -> None:
+        """Marks a pod that has other devices than before."""
+        if uid in self._waiting:
+            self._bind(uid, self._held_by_devices(uid))
+        self._mark_pod(uid)
+
     # --- objects
 
     def put_node(self, _key: Key, node: Node) -> None:
@@ -121,9 +128,10 @@ class ClusterState:
     def put_pod(self, _key: Key, pod: Pod) -> None:
         meta, status = pod.metadata, pod.status
         bound = None
-        if pod.spec.node_name and status.phase not in _FINISHED:
+        self._waiting.pop(meta.uid, None)
+        if (pod.spec.node_name or pod.spec.resource_claims) and status.phase not in _FINISHED:
             bound = BoundPod(
-                self._share(pod.spec.node_name),
+                self._share(pod.spec.node_name or ""),
                 self._share(tuple(sorted(requests(pod).items()))),
                 exclusive_cores(pod),
                 self._share(host_ports(pod)),
@@ -131,6 +139,9 @@ class ClusterState:
                 status.start_time or "",
                 pod_hash(meta.namespace, meta.name),
             )
+            if not bound.node:
+                self._waiting[meta.uid] = bound
+                bound = self._held_by_devices(meta.uid)
         self._bind(meta.uid, bound)
         claim = (meta.labels or {}).get(CLAIM, "")
         if not claim:
@@ -157,8 +168,15 @@ class ClusterState:
             self.by_claim.setdefault(claim, set()).add(meta.uid)
             self._mark_pod(meta.uid)
 
+    def _held_by_devices(self, uid: str) -> BoundPod | None:
+        """Returns a pod that waits to be bound as if it was, on the node where it has devices: the scheduler chose the node before, and
+        keeps its room for the pod. It may take long: devices may have conditions for binding."""
+        node = self.device_claims.node_of(uid)
+        return self._waiting[uid]._replace(node=self._share(node)) if node else None
+
     def drop_pod(self, _key: Key, uid: str) -> None:
         self._bind(uid, None)
+        self._waiting.pop(uid, None)
         # A stateful set replaces a pod at once that its node refused; that it did must be known all the same.
         if (pod := self.pods.get(uid)) is not None and pod.phase == "Failed" and uid in self._dirty_pods:
             self._failed_unsent[uid] = pod
@@ -274,6 +292,8 @@ class ClusterState:
             pod = self.pods.get(uid)
             if pod is not None:
                 self._sent_pods.add(uid)
+                if uid in self._waiting and uid in self.bound:
+                    pod = msgspec.structs.replace(pod, node=self.bound[uid].node)
                 parts = self._parts_of(pod)
                 if parts or uid in self._sent_parts:
                     self._sent_parts[uid] = parts
@@ -350,7 +370,7 @@ class ClusterState:
 
     def _counted(self, node: str, topology: Topology) -> list[str]:
         """Returns the pods with a claim on this node that its zones count."""
-        pods = {uid: self.bound[uid] for uid in self._on_node.get(node, ())}
+        pods = {uid: self.bound[uid] for uid in self._on_node.get(node, ()) if uid not in self._waiting}
         started = {uid: pod.started for uid, pod in pods.items() if uid in self.pods}
         return counted_pods(topology, pods.values(), started)
 

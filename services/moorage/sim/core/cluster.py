@@ -458,6 +458,7 @@ class SimulatedCluster:
             return False
         self.binding[pod.uid] = node, now + delay
         self.dirty_nodes.add(node.name)
+        self.dirty_pods.add(pod.uid)
         self.timers.append((now + delay, "gates", None))
         return True
 

@@ -50,11 +50,13 @@ def pod_rows(cluster: SimulatedCluster, uids: Iterable[str]) -> Iterator[bytes]:
         if pod is None or not pod.need.claim:
             continue
         work = cluster.applied.workloads.get(pod.owner) if pod.owner is not None else None
+        waits = cluster.binding.get(uid)  # the scheduler chose a node, and keeps its room for the pod
+        node = pod.node if waits is None else waits[0]
         report = PodReport(
             uid=uid,
             namespace=work.namespace if work is not None else "default",
             name=pod.name,
-            node=pod.node.name if pod.node is not None else pod.refused,
+            node=node.name if node is not None else pod.refused,
             phase="Failed" if pod.refused else "Running" if pod.ready else "Pending",
             reason=pod.refusal[0] if pod.refused else "",
             message=pod.refusal[1] if pod.refused else "",
@@ -62,6 +64,6 @@ def pod_rows(cluster: SimulatedCluster, uids: Iterable[str]) -> Iterator[bytes]:
             requests={k: format_amount(k, v) for k, v in pod.need.requests.items() if k != PODS},
             claim=pod.need.claim,
         )
-        if cluster.devices is not None and pod.node is not None:
-            report.parts = cluster.devices.parts_of(uid, pod.node.name)
+        if cluster.devices is not None and node is not None:
+            report.parts = cluster.devices.parts_of(uid, node.name)
         yield encode(report)

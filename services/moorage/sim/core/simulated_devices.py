@@ -388,7 +388,7 @@ class SimulatedDevices:
         consumers = [dra.ClaimConsumer(resource="pods", uid=uid) for uid in claim.pods]
         allocation = dra.Allocation(devices=dra.AllocatedDevices(results=claim.results)) if claim.results else None
         status = dra.DeviceClaimStatus(allocation=allocation, reserved_for=consumers)
-        self._allocated.put(key, dra.DeviceClaim(metadata=ObjectMetadata(name=key.name), status=status))
+        self._allocated.put(key, dra.DeviceClaim(metadata=dra.ClaimMetadata(name=key.name), status=status))
 
     def parts_of(self, uid: str, node: str) -> dict[str, dict[str, str]]:
         """Returns what a pod takes of devices, as its agent reports it."""
