@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 import urllib.error
 from collections.abc import Iterator
 from typing import Any
@@ -116,6 +117,36 @@ def test_an_app_gets_the_devices_of_its_decision(
         return [found["metadata"]["name"] for found in plane.get(f"{GROUP}/deviceclasses")["items"]]
 
     until(lambda: left() == ["gpu"], 60, "their classes are gone")
+
+
+def test_a_decision_stands_while_pods_wait_for_conditions_of_their_devices(
+    mesh: Mesh, agents: dict[str, AgentProcess], planes: list[ControlPlane]
+) -> None:
+    plane, condition = planes[0], "example.com/attached"
+    found = slice_of("edge-1-n2", generation=2)
+    for device in found["spec"]["devices"][2:]:
+        device["bindingConditions"] = [condition]
+        device["bindingFailureConditions"] = ["example.com/failed"]
+    replace_slice(plane, found)
+    apply(mesh, document("binder", "b", replicas=2))
+    until(lambda: allocated(plane) == ["gpu-2", "gpu-3"], 60, "the scheduler allocates both")
+    decision = why(mesh, "binder")["decision"]
+    time.sleep(3)  # reports, settlements and the next check of waiting groups come and go
+    assert why(mesh, "binder")["decision"] == decision
+    assert not any(pod["spec"].get("nodeName") for pod in pods(plane, "binder")), "the conditions do not hold yet"
+    for claim in plane.get(f"{GROUP}/resourceclaims")["items"]:
+        now = "2026-01-01T00:00:00Z"
+        holds = {"type": condition, "status": "True", "reason": "Done", "message": "", "lastTransitionTime": now}
+        (result,) = claim["status"]["allocation"]["devices"]["results"]
+        device = {name: result[name] for name in ("driver", "pool", "device")}
+        status = {"devices": [device | {"conditions": [holds]}]}
+        path = f"{GROUP}/namespaces/default/resourceclaims/{claim['metadata']['name']}/status"
+        plane.call("PATCH", path, {"status": status}, "application/merge-patch+json")
+    running(mesh, "binder")
+    assert why(mesh, "binder")["decision"] == decision
+    assert allocated(plane) == ["gpu-2", "gpu-3"]
+    remove(mesh, "binder")
+    until(lambda: not allocated(plane), 60, "all are given back")
 
 
 def test_a_claim_that_does_not_compile_is_refused_with_its_path(mesh: Mesh, agents: dict[str, AgentProcess]) -> None:

@@ -107,6 +107,13 @@ def test_a_domain_that_is_missing_is_empty_but_not_there() -> None:
         ('[{"a": device.attributes}][0].a["nowhere"].size() == 0', None),
     ):
         assert compile_selector(expression).matches(GPU) is expected, expression
+    bare = CelDevice.of("d.io", {}, {}, False)
+    for expression, expected in (
+        ("has(device.attributes[device.driver].x) || has(device.capacity[device.driver].x)", False),
+        ("device.driver in device.attributes || device.attributes[device.driver].size() > 0", False),
+        ("device.attributes[device.driver].x == 1", None),
+    ):
+        assert compile_selector(expression).matches(bare) is expected, expression
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,13 @@ GPU = ("Kind", "In", "nvidia-gpu")
         (of([("Vendor", "Eq", "nvidia"), ("memory", "Exists")]), ["large", "small"]),
         (of([GPU, ("memory", "GtEq", "30G")], [("Kind", "Eq", OTHER)]), ["large", "nic-0"]),
         (of([GPU, (f"{NVIDIA}/productName", "Eq", "L4")]), ["small"]),
+        # Of whatever driver, each of which has its own names for a property.
+        (of([("cores", "Exists")]), ["large", "nic-0", "small"]),
+        (of([("memory", "Exists")]), ["large", "small"]),
+        (of([("memory", "DoesNotExist")]), ["bare", "nic-0"]),
+        (of([("memory", "GtEq", "30G"), ("cores", "Gt", "8")]), ["large"]),
+        (of([("model", "Eq", "H100")]), ["large"]),
+        (of([("productName", "Eq", "H100"), ("mig", "NotIn", "true")]), ["nic-0"]),
         (ResourceClassSpec(), []),
     ],
 )
@@ -95,7 +102,6 @@ def test_the_expression_selects_the_same(spec: ResourceClassSpec, expected: list
     [
         (of([("Kind", "In", "huge-pages")]), "no DRA driver is known"),
         (of([GPU, ("Node", "Eq", "n")]), "Node In n: no attribute or capacity of a device tells it"),
-        (of([("memory", "Exists")]), "memory Exists: no attribute or capacity of a device tells it"),
         (of([GPU, ("speed", "GtEq", "40Gbps")]), "DRA has no such type"),
         (of([("Kind", "NotIn", "x")]), "devices of drivers without a DeviceSource are left out"),
     ],

@@ -63,6 +63,8 @@ class Selector:
     def _evaluate(self, device: CelDevice, attributes: dict[str, Any], capacity: dict[str, Any]) -> bool | None:
         self.evaluated += 1
         missing: dict[str, dict[str, Any]] = {name: {} for name in self.analysis.domains}
+        if self._reads_driver:
+            missing[device.driver] = {}  # device.attributes[device.driver]
         data = {
             DRIVER: device.driver,
             MULTIPLE: device.allow_multiple_allocations,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
@@ -50,10 +50,20 @@ class _Writer:
         conditions = list(alternative)
         others = [one for one in conditions if one.key not in (KIND, VENDOR, DRIVER)]
         drivers = self._drivers([one for one in conditions if one.key in (KIND, VENDOR, DRIVER)])
-        for driver in drivers:
+        own = self._with_own_names({one.key for one in others}) if drivers == [""] else []
+        for driver in [*own, *drivers]:
             said = [f"device.driver == {_quoted(driver)}"] if driver else []
+            if own and not driver:
+                said = [f"!(device.driver in [{', '.join(map(_quoted, own))}])"]
             said += [text for one in others if (text := self._condition(one, driver))]
             yield " && ".join(said) or "true"
+
+    def _with_own_names(self, keys: Collection[str]) -> list[str]:
+        """Returns the drivers whose sources say where some of these properties come from."""
+        found = {source.match.driver for source in self._sources if not source.properties.keys().isdisjoint(keys)}
+        if patterns := sorted(driver for driver in found if "*" in driver):
+            self.unsaid.append(f"what the DeviceSources of {', '.join(patterns)} say of properties is left out")
+        return sorted(driver for driver in found if "*" not in driver)
 
     def _drivers(self, conditions: list[PropertyCondition]) -> list[str]:
         """Returns the drivers whose devices meet conditions on kind, vendor and driver; "" is any driver."""
@@ -88,6 +98,8 @@ class _Writer:
         path, is_capacity = place
         there = f"has({path})"
         if one.operator in ("Exists", "DoesNotExist"):
+            if not driver and "/" not in one.key:
+                there = f"({there} || has({_path('capacity', one.key, driver)}))"
             return there if one.operator == "Exists" else f"!{there}"
         if one.operator in ORDERS:
             compared = self._order(one, path, is_capacity)
@@ -107,7 +119,7 @@ class _Writer:
         if mapped is not None and (mapped.attribute or mapped.capacity):
             kind = "capacity" if mapped.capacity else "attributes"
             return _path(kind, mapped.attribute or mapped.capacity, driver), bool(mapped.capacity)
-        if mapped is not None or one.key in ("Name", "Node", "Cluster") or not (driver or "/" in one.key):
+        if mapped is not None or one.key in ("Name", "Node", "Cluster"):
             return None
         is_capacity = bool(one.values) and all(_is_size(text) for text in one.values)
         return _path("capacity" if is_capacity else "attributes", one.key, driver), is_capacity
@@ -140,10 +152,11 @@ def _holds(values: Mapping[str, str], one: PropertyCondition) -> bool:
 
 
 def _path(kind: str, name: str, driver: str) -> str:
+    """Returns the path of an attribute or capacity. What has no domain is in that of the device's driver, whichever it is."""
     domain, slash, own = name.partition("/")
     if not slash:
         domain, own = driver, name
-    return f"device.{kind}[{_quoted(domain)}].{own}"
+    return f"device.{kind}[{_quoted(domain) if domain else 'device.driver'}].{own}"
 
 
 def _equal(path: str, text: str, is_capacity: bool) -> str:
