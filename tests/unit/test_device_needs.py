@@ -109,6 +109,9 @@ def test_classes_among_the_resources_of_a_manifest_are_needs() -> None:
         PartGroup(suffix="shared.gpu", devices=(DeviceAsk(resource_class="shared.gpu", share=250),)),
     ]
     assert NeedRef(consumer="", name="shared.gpu", group="shared.gpu") in shape.needs
+    pages = _shape(requests={"hugepages-1gig": 3, "hugepages-1Gi": "2Gi"}, limits={"hugepages-1Gi": "2Gi"})
+    assert pages.resources == {"hugepages-1Gi": 2 << 30, PODS: 1}, "Kubernetes has pages of 1Gi, and none of 1gig"
+    assert [(g.suffix, g.devices[0].count) for g in pages.groups] == [("hugepages-1gig", 3)]
     beside = _shape(_consumer({"class": "a", "count": 3}), requests={"a": 1})
     assert [(g.suffix, g.devices[0].count) for g in beside.groups] == [("a", 3), ("a.manifest", 1)]
 

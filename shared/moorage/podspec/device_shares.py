@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 
+from moorage.parsing import parse_nanos
+
 THOUSANDTHS = 1000
 #: Resources of containers without a domain that are Kubernetes' own.
 _OF_KUBERNETES = ("cpu", "memory", "ephemeral-storage", "storage", "pods")
+_HUGE_PAGES = "hugepages-"
 #: Begins the resources by which containers ask for devices of a DeviceClass.
 DEVICE_CLASS = "deviceclass.resource.kubernetes.io/"
 _CLASS = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,126}[A-Za-z0-9])?", re.ASCII)
@@ -17,9 +20,17 @@ def is_class_resource(name: str) -> bool:
     containers ask for devices of a DeviceClass."""
     if name.startswith(DEVICE_CLASS):
         return _CLASS.fullmatch(name[len(DEVICE_CLASS) :]) is not None
-    if "/" in name or name in _OF_KUBERNETES or name.startswith(("hugepages-", "requests.", "limits.")):
+    if "/" in name or name in _OF_KUBERNETES or name.startswith(("requests.", "limits.")) or _is_huge_pages(name):
         return False
     return _CLASS.fullmatch(name) is not None
+
+
+def _is_huge_pages(name: str) -> bool:
+    """Returns whether Kubernetes counts pages of a size by this name. It knows none like hugepages-1gig, so that one is a class."""
+    try:
+        return name.startswith(_HUGE_PAGES) and parse_nanos(name.removeprefix(_HUGE_PAGES)) > 0
+    except ValueError:
+        return False
 
 
 def class_of_resource(name: str) -> str:
