@@ -7,7 +7,8 @@ import asyncio
 import contextlib
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -80,8 +81,10 @@ async def nothing(_api: Api) -> None:
 
 
 @contextlib.contextmanager
-def fleet(*names: str) -> Iterator[Fleet]:
-    with Mesh() as mesh, control_planes(*names) as planes:
+def fleet(*names: str, environment: Mapping[str, str] = MappingProxyType({})) -> Iterator[Fleet]:
+    mesh = Mesh()
+    mesh.environment |= environment
+    with mesh, control_planes(*names) as planes:
         for plane in planes:
             plane.node(f"{plane.name}-n0", allocatable={"cpu": "8", "memory": "32Gi"})
         found = Fleet(mesh, [MachineCluster(plane) for plane in planes])

@@ -91,8 +91,8 @@ class MachineDocuments:
         name = str(request.get("name", ""))
         async with self._applying:
             if name not in self._service.documents:
-                hint = "; a Machine that was made in a cluster is deleted there" if "/" in name else ""
-                raise Refused(not_found(f"Machine {name}{hint}"))
+                what = f"Machine {name} among those of the mesh (one that was made in a cluster is deleted there)"
+                raise Refused(not_found(what if "/" in name else f"Machine {name}"))
             await self._bucket.delete(token(name))
             await self._service.set_document(name, None)
             await self._tell("deleted", name, str(request.get("cause", "")))

@@ -46,7 +46,7 @@ class MachineView(Model, kw_only=True):
     status: MachineStatusView
 
 
-class SlotView(Model, kw_only=True):
+class SlotView(Model, kw_only=True, omit_defaults=False):
     """`short`: slots that are wanted and fit nowhere; they have no node. `holder`: the guest, NAMESPACE/NAME, or the group."""
 
     machine: str
@@ -57,7 +57,7 @@ class SlotView(Model, kw_only=True):
     holder: str = ""
 
 
-class GuestView(Model, kw_only=True):
+class GuestView(Model, kw_only=True, omit_defaults=False):
     """`granted_at`: when its gate was taken off, in milliseconds since 1970. `group`: of the application whose pod it is."""
 
     machine: str

@@ -97,7 +97,7 @@ class Machine(Value, kw_only=True, frozen=True):
     cluster: str = ""
 
 
-class Usage(Model, kw_only=True):
+class Usage(Model, kw_only=True, omit_defaults=False):
     maximum: int = 0
     reserved: int = 0
     used: int = 0
