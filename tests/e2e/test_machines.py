@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from collections import Counter
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from moorage.bus import Bus
+from moorage.ledger import open_ledger
+from moorage.machine_groups.windows import AHEAD
 from moorage_testkit.http_client import HttpClient
 from moorage_testkit.mesh import Mesh
 from moorage_testkit.polling import until
@@ -287,6 +292,47 @@ async def test_a_machine_is_for_those_whom_its_document_allows(mesh: Mesh, tmp_p
     remove(mesh, "friend")
     assert mesh.run("delete", "machine", "shared").returncode == 0
     await until(lambda: not mesh.http("/v1/slots?machine=shared/small")["items"])
+
+
+async def test_a_window_lets_its_guests_in_and_ends_them(mesh: Mesh, tmp_path: Path) -> None:
+    """At rest nothing but the clock says when it begins."""
+    begin = int(time.time()) + AHEAD + 6
+    end = begin + 20
+
+    def text(at: float) -> str:
+        return datetime.fromtimestamp(at, UTC).isoformat()
+
+    document = machine_document(1)
+    document["spec"]["machineTypes"][0]["windows"] = [
+        {"name": "w", "slots": 1, "from": text(begin), "until": text(end)}
+    ]
+    (tmp_path / "machine.json").write_text(json.dumps(document))
+    assert mesh.run("apply", "-f", str(tmp_path / "machine.json")).returncode == 0
+    await until(lambda: [s["state"] for s in mesh.http("/v1/slots?machine=shared/small")["items"]] == ["reserved"])
+    mesh.http("/v1/apply", application("plain", 1, machine="shared/small"))
+    wanted = application("timed", 1, machine="shared/small")
+    (app,) = wanted["spec"]["apps"]
+    app["consumers"][0]["needs"][0]["window"] = "w"
+    app["manifests"][0]["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = 0
+    mesh.http("/v1/apply", wanted)
+
+    def guests() -> dict[str, dict[str, Any]]:
+        return {g["uid"]: g for g in mesh.http("/v1/guests?machine=shared/small")["items"]}
+
+    await until(lambda: [g["reason"] for g in guests().values()] == ["WindowClosed"])
+    assert phase(mesh, "plain") == "Pending", "the slot is kept"
+    (uid,) = guests()
+    await until(lambda: guests()[uid]["state"] == "used", AHEAD + 30, "it is let in")
+    assert begin <= guests()[uid]["grantedAt"] / 1000, "never before"
+    bus = await Bus.connect(mesh.settings, worker="admin")
+    granted = (await open_ledger(bus)).ledger.machines.granted[uid]
+    await bus.close()
+    assert begin - AHEAD <= granted.at < begin, "its slot is committed ahead"
+    await until(lambda: uid not in guests(), 60, "it is ended")
+    await until(lambda: phase(mesh, "plain") == "Running", 60, "the slot is anyone's again")
+    for name in ("plain", "timed"):
+        remove(mesh, name)
+    assert mesh.run("delete", "machine", "shared").returncode == 0
 
 
 async def test_every_violation_of_a_machine_document_is_told(mesh: Mesh, tmp_path: Path) -> None:

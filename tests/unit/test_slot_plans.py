@@ -3,17 +3,34 @@
 from __future__ import annotations
 
 from collections import Counter
+from datetime import UTC, datetime
 from random import Random
 
 import pytest
 
-from moorage.machine_groups.windows import Span
+from moorage.ledger import Ledger
+from moorage.machine_groups.windows import AHEAD, Span
 from moorage.model.machine_slots import GrantedSlot, reservation_claim, slot_resource
-from moorage.model.machines import Allow, Dependence, Gpu, GuestReport, Machine, MachineType, PoolNode, TypeSpec, Window
+from moorage.model.machines import (
+    Allow,
+    Dependence,
+    Gpu,
+    GuestReport,
+    Machine,
+    MachineType,
+    PoolNode,
+    PoolNodeReport,
+    TypeSpec,
+    Window,
+)
 from moorage.slots.core.dependent_types import in_use, limits
 from moorage.slots.core.grants import GrantPlan, SlotUse, plan_grants
 from moorage.slots.core.layout import NodeKey, PooledNode, TypeLayout, lay_out
+from moorage.slots.core.mesh_machines import StoredMachine
+from moorage.slots.core.planner import Planner
+from moorage.slots.core.state import ClusterMachines
 from moorage.slots.core.window_slots import by_window, less, set_aside
+from moorage_testkit.fleets import node, writer_of
 
 CLUSTER, MACHINE = "lab/one", "g/large"
 RESERVATION = reservation_claim(MACHINE, CLUSTER)
@@ -110,8 +127,8 @@ def test_random_layouts_fit_are_complete_and_stay(seed: int) -> None:
     found = lay_out(machine(*types), nodes, {}, {}, room)
     left = list(room.cores)
     for kind in types:
-        for node, count in found[kind.name].slots.items():
-            left[int(node.name[2:])] -= count * int(kind.spec.cpu)
+        for at, count in found[kind.name].slots.items():
+            left[int(at.name[2:])] -= count * int(kind.spec.cpu)
     assert min(left) >= 0
     for kind in types:
         layout = found[kind.name]
@@ -141,6 +158,23 @@ def test_types_of_which_there_are_only_so_many_may_be_where_there_is_room() -> N
     apart = {"half": {key(0): 2}}
     assert limits(with_half(3), "large", slots, {}, {}, apart) == {"half": {key(0): 1}}, "clusters give out the others"
     assert in_use(with_half(3), {"large": {key(0): 1}, "half": {key(0): 3}})["large"] == {key(0): 3}
+
+
+def test_a_cluster_is_planned_again_when_windows_of_machines_of_the_mesh_begin() -> None:
+    begin, end = (datetime.fromtimestamp(NOW + seconds, UTC).isoformat() for seconds in (100, 200))
+    window = Window(name="w", slots=1, from_=begin, until=end)
+    kind = MachineType(name="large", spec=TypeSpec(cpu="4", memory="1Gi"), available=1, windows=(window,))
+    nodes = (PoolNode(name="n-0", cluster=CLUSTER), PoolNode(name="n-1", cluster="lab/two"))
+    stored = StoredMachine(machine=Machine(name="m", group="g", types=(kind,), node_pool=nodes), uid="u")
+    fleet = writer_of({CLUSTER: [node(cpu="8")]}).fleet
+    others = {"n-1": PoolNodeReport(name="n-1", condition="NotReady", since=NOW)}  # a node of the same name
+
+    def again(seconds: float) -> float:
+        state = ClusterMachines(CLUSTER, nodes=others)
+        return Planner(fleet, Ledger(), state, NOW + seconds, [stored]).reservations().again - NOW
+
+    assert again(0) == 100 - AHEAD, "its slots are committed ahead"
+    assert again(80) == 100 and again(150) == 200 and again(200) == -NOW
 
 
 def test_a_slot_has_room_for_as_many_pods_as_may_share_it() -> None:

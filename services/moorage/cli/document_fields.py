@@ -152,7 +152,7 @@ DESCRIPTIONS: dict[str, dict[str, str]] = {
         "algorithm": "Algorithm that chooses the devices, if a ClassGrant allows it. Default: the class's, then the fleet's.",
         "machine": "Machine type, GROUP/TYPE, in a slot of which the whole pod runs. It has the slot's CPU, memory and devices.",
         "window": "Window of the machine type whose slots the pod may use.",
-        "maxRuntime": "How long the pod runs at most: 2h or 1h30m. It may then use slots that windows keep for later.",
+        "maxRuntime": "How long the pod of a Job runs at most: 2h or 1h30m. It is ended then, and gives its slot back.",
     },
     "ClassChoice": {
         "class": "Resource class of the devices.",

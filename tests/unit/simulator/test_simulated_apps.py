@@ -71,6 +71,31 @@ def test_an_equal_version_changes_nothing_and_a_new_template_rolls_out() -> None
     world.assert_reported()
 
 
+def test_pods_end_when_they_have_run_as_long_as_they_may() -> None:
+    world = World(LAB)
+    job = workload("Job", replicas=1, name="job", activeDeadlineSeconds=5)
+    job["spec"]["backoffLimit"] = 1
+    bare = workload("Pod", name="bare", activeDeadlineSeconds=5)
+    replaced = workload("ReplicaSet", replicas=1, name="set", activeDeadlineSeconds=5)
+    world.want("lab/a", app(1, job, bare, replaced))
+
+    def there() -> dict[str, str]:
+        return {pod.claim: uid for uid, pod in world.pods["lab/a"].items()}
+
+    world.run(4)
+    first = there()
+    assert first.keys() == {"claim-job", "claim-bare", "claim-set"}
+    world.run(2)
+    assert there().keys() == {"claim-set"} and there()["claim-set"] != first["claim-set"], "only it is replaced at once"
+    (state,) = [o for o in world.last().objects if o.object == "Job/job"]
+    assert (state.state, state.ready) == ("Progressing", 0) and "DeadlineExceeded" in state.message
+    world.run(10)
+    assert "claim-job" in there(), "a Job tries again after a while"
+    world.run(120)
+    assert there().keys() == {"claim-set"}, "but only so often"
+    world.assert_reported()
+
+
 def test_removal_deletes_pods_and_is_confirmed() -> None:
     world = World(LAB)
     world.want("lab/a", app(1, workload()), app(2, workload(name="other"), name="back"))

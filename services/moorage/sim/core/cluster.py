@@ -370,6 +370,19 @@ class SimulatedCluster:
                     self._delete(old, work)
         self.reconcile(now)
 
+    def end(self, pod: SimulatedPod, now: float) -> None:
+        """Ends a pod that ran as long as it may. Its controller makes another one, that of a Job `backoffLimit` times."""
+        if pod.deleted or pod.node is None:
+            return
+        pod.refusal = "DeadlineExceeded", f"it may run for {pod.need.deadline} s"
+        work = self._workload_of(pod)
+        if work is not None and pod.owner is not None:
+            again = work.rejections.note(work.kind, pod, pod.node.name, now, work.retries)
+            if again is not None:
+                self.timers.append((again, "retry", pod.owner))
+        self._delete(pod)
+        self.reconcile(now)
+
     def retry(self, key: WorkloadKey, now: float) -> None:
         """Lets a controller create pods for which it waited after rejections."""
         self.applied.pending[key] = None
@@ -426,6 +439,8 @@ class SimulatedCluster:
             self.machines.bound(pod.uid, node.name)
         self.dirty_nodes.add(node.name)
         self._mark_changed(pod)
+        if pod.need.deadline:
+            self.timers.append((now + pod.need.deadline, "deadline", pod))
         if not self._admit(pod, node, now):
             return True
         if not self.spec.ready_delay:

@@ -40,7 +40,7 @@ class DeviceClaimNeed(NamedTuple):
 
 class PodNeed(NamedTuple):
     """The needs of a pod. `terms` are ORed, None = every node; `preferred` are pairs of weight and term; `scored` is CPU and
-    memory as the scheduler's scores count them."""
+    memory as the scheduler's scores count them; `deadline`: the seconds for which it may run, 0: for ever."""
 
     requests: dict[str, int]
     terms: Terms | None
@@ -57,6 +57,7 @@ class PodNeed(NamedTuple):
     gates: tuple[str, ...] = ()
     annotations: dict[str, str] = {}
     device_claims: tuple[DeviceClaimNeed, ...] = ()
+    deadline: int = 0
 
     @property
     def claim(self) -> str:
@@ -203,6 +204,7 @@ def read_template(
             tuple(str(gate["name"]) for gate in spec.get("schedulingGates") or ()),
             {str(k): str(value) for k, value in (metadata.get("annotations") or {}).items()},
             _device_claims(spec),
+            int(spec.get("activeDeadlineSeconds") or 0),
         )
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"the pod cannot be read: {error}") from error

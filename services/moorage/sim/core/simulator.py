@@ -94,6 +94,8 @@ class Simulator:
             agent.cluster.reject(argument, now)
         elif action == "replace":
             agent.cluster.replace(argument, now)
+        elif action == "deadline":
+            agent.cluster.end(argument, now)
         elif action == "retry":
             agent.cluster.retry(argument, now)
         elif action == "evict":

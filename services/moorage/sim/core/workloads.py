@@ -1,6 +1,7 @@
 """The workload controllers of a simulated cluster: they decide which pods an object has, and report its status.
 
-They simulate only what matters for placement: jobs run until they are deleted, cron jobs never reach their schedule.
+They simulate only what matters for placement: jobs run until they are deleted or as long as they may, cron jobs never reach their
+schedule.
 """
 
 from __future__ import annotations
@@ -82,8 +83,11 @@ class Rejections:
         self._count: dict[str, int] = {}
         self._until: dict[str, float] = {}
 
-    def note(self, kind: str, rejected: SimulatedPod, node: str, now: float) -> float | None:
-        """Notes a rejected pod. Returns when the next one may come, if it has to wait."""
+    def note(
+        self, kind: str, rejected: SimulatedPod, node: str, now: float, retries: int | None = None
+    ) -> float | None:
+        """Notes a rejected pod, or one that failed later. Returns when the next one may come, if it has to wait. `retries`: how often one
+        may come."""
         self.last = f"pod {rejected.name}: {': '.join(rejected.refusal)}"
         place = node if kind == "DaemonSet" else ""
         if kind == "Pod":
@@ -92,6 +96,9 @@ class Rejections:
             return None
         first, most = _BACK_OFF[kind]
         times = self._count[place] = self._count.get(place, 0) + 1
+        if retries is not None and times > retries:
+            self._until[place] = float("inf")
+            return None
         self._until[place] = now + min(first * 2.0 ** min(times - 1, 20), most)
         return self._until[place]
 
@@ -103,7 +110,7 @@ class Rejections:
 class Workload:
     """One applied object and its pods. Raises ValueError where Kubernetes would refuse the object."""
 
-    __slots__ = ("key", "kind", "manifest", "message", "name", "namespace", "need", "ordered", "partition", "pod_template", "pods", "refused", "rejections", "rolling", "serial", "surge", "template", "unavailable", "wanted")  # fmt: skip
+    __slots__ = ("key", "kind", "manifest", "message", "name", "namespace", "need", "ordered", "partition", "pod_template", "pods", "refused", "rejections", "retries", "rolling", "serial", "surge", "template", "unavailable", "wanted")  # fmt: skip
 
     def __init__(self, manifest: Mapping[str, Any], key: str) -> None:
         self.key = key
@@ -127,6 +134,7 @@ class Workload:
         self.need: PodNeed | None = None
         self.wanted = 0
         self.surge, self.unavailable, self.ordered = 0, 0, False
+        self.retries: int | None = None  # of a Job whose pods fail
         self.pod_template: Mapping[str, Any] | None = None  # of pods that use slots of machines, or hold them
         self.partition = 0  # pods of a StatefulSet with a smaller ordinal are not updated
         self.rolling: Mapping[str, Any] | None = {}  # of a DaemonSet; None: pods are updated once somebody deletes them
@@ -158,6 +166,7 @@ class Workload:
             self.wanted = 1 if parallel is None else int(parallel)
             if spec.get("completions") is not None:
                 self.wanted = min(self.wanted, int(spec["completions"]))
+            self.retries = 6 if spec.get("backoffLimit") is None else int(spec["backoffLimit"])
         elif self.kind == "Pod":
             self.wanted = 1
         elif self.kind == "CronJob":

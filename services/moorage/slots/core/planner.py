@@ -160,6 +160,7 @@ class Planner:
                     wanted[key] = self._reserved(machine, key, machine_type, layout, in_use)
                     if layout.short:
                         plan.why[key] = f"{layout.maximum - layout.short} of {layout.maximum} slots fit; {layout.why}"
+        for machine in self.machines():
             plan.again = _sooner(plan.again, self._next(machine))
         for reserved in wanted.values():
             if self._ledger.machines.reserved.get(reserved.claim) != reserved and (
@@ -269,7 +270,7 @@ class Planner:
         """Returns when time alone changes the plan: a window begins or ends, or a node was not ready for long enough."""
         times = [t for kind in machine.types if (t := next_time(_spans(kind), self._now)) is not None]
         for node in machine.node_pool:
-            report = self._cluster.nodes.get(node.name)
+            report = self._cluster.nodes.get(node.name) if node.cluster in ("", self._cluster.name) else None
             if report is not None and report.condition == "NotReady" and report.since + PATIENCE > self._now:
                 times.append(report.since + PATIENCE)
         waits = [g.not_before for g in self._cluster.guests.values() if g.not_before > self._now]

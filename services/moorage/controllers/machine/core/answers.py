@@ -54,6 +54,8 @@ def _of_app(ask: Ask, app: ShapedApp, fleet: Fleet) -> Allowed:
 def _opened_first(wanted: Mapping[str, Sequence[Shape]], allowed: Mask, fleet: Fleet) -> list[Mask]:
     """Returns the clusters by how many of the pods have room in slots that others of their types have opened, then by what is free of
     all slots; nothing where none has any."""
+    if all(fleet.free(opened_resource(resource)) is None for resource in wanted):
+        return []
     pods, in_opened, free = 0, np.zeros(fleet.size, np.int64), np.full(fleet.size, np.iinfo(np.int64).max)
     for resource, shapes in wanted.items():
         count = sum(shape.count for shape in shapes)
