@@ -19,12 +19,15 @@ from moorage.model.machine_slots import reservation_claim, slot_resource
 from moorage.model.machine_views import MachinesAsk, MachinesShown
 from moorage.model.machines import (
     Allow,
+    Dependence,
     GuestReport,
     Machine,
     MachineReport,
     MachinesSync,
     MachinesSynced,
+    MachineType,
     PoolNodeReport,
+    TypeSpec,
 )
 from moorage.slots.documents import MachineDocuments
 from moorage.slots.service import SlotService
@@ -504,6 +507,27 @@ async def test_applications_and_guests_of_types_that_share_slots_race_for_them(
     await again.bus.close()
     for merger in mergers:
         await merger.bus.close()
+
+
+async def test_a_slot_is_used_by_pods_of_types_that_live_in_those_in_it(slots: Slots, bus: Bus) -> None:
+    """A quarter uses a half, and that a whole slot, though no pod of a half is there."""
+    found = halves(2)
+    quarter = MachineType(name="quarter", spec=TypeSpec(dependence=Dependence(machine_type="half", available_ratio=0.5)), available=-1)  # fmt: skip
+    cluster = Cluster(bus)
+    await cluster.begin(
+        msgspec.structs.replace(found, types=(*found.types, quarter)),
+        guest("q", machine="g/quarter", state="used", node="n-0"),
+    )
+    data = await bus.request(subjects.MACHINES_LIST, MachinesAsk(id="a", kind="slots"), timeout=10)
+    rows = [(s.machine, s.state, s.holder) for s in msgspec.json.decode(data, type=MachinesShown).slots]
+    assert rows == [
+        ("g/large", "used", "g/half"),
+        ("g/large", "reserved", ""),
+        ("g/half", "used", "g/quarter"),
+        ("g/half", "reserved", ""),
+        ("g/quarter", "used", "lab/q"),
+        ("g/quarter", "reserved", ""),
+    ]
 
 
 async def test_slots_of_types_that_share_them_are_shown_where_they_live(

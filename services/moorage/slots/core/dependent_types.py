@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from moorage.machine_groups import Size, sizes
-from moorage.machine_groups.sizes import in_order, per_slot, root_of
+from moorage.machine_groups.sizes import in_order, per_slot
 from moorage.model.machine_slots import slot_resource
 from moorage.model.machines import Machine
 from moorage.model.shared_slots import SharedSlots, SharedType
@@ -17,7 +17,9 @@ from .layout import NodeCounts, NodeKey
 def types_below(machine: Machine, root: str) -> list[str]:
     """Returns the types that live in slots of a type, each after the one that it depends on."""
     found, below = sizes(machine), [root]
-    below += [kind.name for kind in in_order(machine.types) if root_of(found, kind.name) == root and kind.name != root]
+    for kind in in_order(machine.types):
+        if found[kind.name].parent in below:
+            below.append(kind.name)
     return below[1:]
 
 

@@ -22,7 +22,7 @@ from moorage.model.machine_views import (
 )
 from moorage.model.machines import GuestReport, Machine, MachineReport, MachineType, Usage, WaitingReason
 
-from .dependent_types import in_use, places_alone
+from .dependent_types import in_use, places_alone, types_below
 from .layout import NodeCounts, NodeKey
 from .mesh_machines import StoredMachine
 from .planner import Answer
@@ -211,8 +211,7 @@ class MachineViews:
         for other, child in sizes(machine).items():
             for node, count in used[other].items() if child.parent == kind.name else ():
                 holders.setdefault(node.name, []).extend(
-                    [self._opened(cluster, key, machine_key(machine.group, other), node.name)]
-                    * -(-count // child.per_parent)
+                    [self._opened(cluster, machine, key, other, node.name)] * -(-count // child.per_parent)
                 )
         if size.parent:  # those that nobody has are in the rows of the type in whose slots they live
             slots = self._places(machine, kind.name, cluster.name, used[kind.name])
@@ -273,13 +272,15 @@ class MachineViews:
                 holders.setdefault(node, []).extend([view] * (count - in_claims.get((ident, node), 0)))
         return holders
 
-    def _opened(self, cluster: ClusterMachines, key: str, child: str, node: str) -> SlotView:
-        """Returns a slot in which pods of another type are, or come."""
-        claim = reservation_claim(child, cluster.name)
+    def _opened(self, cluster: ClusterMachines, machine: Machine, key: str, other: str, node: str) -> SlotView:
+        """Returns a slot in which pods of another type, or of types in slots of that one, are, or come."""
+        child = machine_key(machine.group, other)
+        kinds = {child, *(machine_key(machine.group, name) for name in types_below(machine, other))}
         is_used = any(
-            guest.state == "used" and guest.machine == child and guest.node == node for guest in cluster.guests.values()
+            guest.state == "used" and guest.machine in kinds and guest.node == node for guest in cluster.guests.values()
         )
         state: Literal["used", "granted"] = "used" if is_used else "granted"
+        claim = reservation_claim(child, cluster.name)
         return SlotView(machine=key, cluster=cluster.name, node=node, state=state, claim=claim, holder=child)
 
     def guests(self, machine: str = "", only: str = "") -> Iterator[GuestView]:
