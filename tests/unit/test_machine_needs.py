@@ -386,3 +386,18 @@ def test_the_template_of_a_daemon_set_has_what_the_nodes_of_its_machine_require(
     assert tolerated(pool_node("a").taints, given) and (not added) == tolerated(
         pool_node("a", "maintenance").taints, given
     )
+
+
+def test_a_daemon_set_tolerates_all_types_of_its_machine_wherever_they_come_later() -> None:
+    found, manifest = daemon_set()
+    fleet, ledger = fleet_of({"lab/one": [pool_node("a"), pool_node("b")]}), Ledger()
+    capacity = Capacity(fleet, ledger)
+    reserved = [
+        ReservedSlots(machine=key, cluster="lab/one", size={"cpu": 1000}, slots={"b": 1}, children=children)
+        for key, children in (("general/huge", {"general/part": {"cpu": 500}}), ("other/alien", {}))
+    ]
+    entry = SlotReservations(id="r", generation=1, reserved=reserved)
+    capacity.folded(ledger.fold(1, Commit(id="1", entries=[entry])))
+    (final,) = with_contributions([manifest], contributions(action_ask(found, manifest), fleet), "d")
+    tolerations = final["spec"]["template"]["spec"]["tolerations"]
+    assert [t["key"].partition("/")[2] for t in tolerations] == ["large", "node-pool", "huge", "part", "small"]

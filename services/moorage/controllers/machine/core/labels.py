@@ -24,6 +24,7 @@ from moorage.machine_groups.names import (
 from moorage.machine_groups.objects import tolerating
 from moorage.machine_groups.windows import parse_runtime
 from moorage.model.documents import Consumer
+from moorage.model.machine_slots import machine_of
 from moorage.model.reports import Taint
 from moorage.podspec import format_pointer, object_key, template, template_path, tolerations_of
 from moorage.sdk import ActionAsk, Contribution, Fleet, named_consumers
@@ -83,7 +84,8 @@ def _of_daemon_set(
 
 
 def _taints(group: str, machine_type: str, fleet: Fleet) -> list[tuple[str, str]]:
-    """Returns keys and values of the taints of a type's nodes, also those of the group's other types, which may share them."""
+    """Returns keys and values of the taints of a type's nodes, also those of the group's other types, which may share them: now, or when
+    its Machine is changed."""
     own = [(type_key(machine_type), group), (NODE_POOL, "ready")]
     others = {
         (taint.key, taint.value)
@@ -91,4 +93,8 @@ def _taints(group: str, machine_type: str, fleet: Fleet) -> list[tuple[str, str]
         for taint in taints
         if taint.key.startswith(DOMAIN) and taint.value == group
     }
+    for resource in fleet.resources:
+        machine, _ = machine_of(resource) or ("", "")
+        if machine.startswith(f"{group}/"):
+            others.add((type_key(machine.partition("/")[2]), group))
     return [*own, *sorted(others.difference(own))]
