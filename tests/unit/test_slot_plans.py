@@ -341,6 +341,15 @@ def test_a_window_is_for_its_guests_and_others_use_it_until_it_begins() -> None:
     assert [(s.uid, s.pool, s.not_before, s.until) for s in found.granted] == [("in-time", "w", NOW + 20, NOW + 5000)]
 
 
+def test_guests_of_a_window_that_is_over_or_unknown_are_told_so() -> None:
+    found = plan([guest("late", window="w"), guest("lost", window="v"), guest("plain")], spans=[span("w", 3, -500, -1)])
+    assert [s.uid for s in found.granted] == ["plain"], "it keeps nothing any more"
+    assert [(r.uid, r.code, r.message.rpartition(" ")[0]) for r in found.waiting] == [
+        ("late", "WindowLate", "the window w ended at"),
+        ("lost", "WindowLate", f"{MACHINE} has no window"),
+    ]
+
+
 @pytest.mark.parametrize("seed", range(100))
 def test_random_guests_never_share_a_slot_and_nobody_waits_beside_a_free_one(seed: int) -> None:
     rng = Random(seed)

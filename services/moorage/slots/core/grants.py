@@ -209,9 +209,8 @@ def refusal_of(use: SlotUse, guest: GuestReport, now: float) -> WaitingReason | 
     if guest.window:
         span = next((s for s in use.spans if s.window.name == guest.window), None)
         if span is None:
-            return WaitingReason(
-                uid=guest.uid, code="WindowLate", message=f"there is no window {guest.window} any more"
-            )
+            text = f"{use.machine} has no window {guest.window}"
+            return WaitingReason(uid=guest.uid, code="WindowLate", message=text)
         if span.window.projects and guest.project not in span.window.projects:
             text = f"the window {guest.window} is for {', '.join(span.window.projects)} only"
             return WaitingReason(uid=guest.uid, code="NotAllowed", message=text)

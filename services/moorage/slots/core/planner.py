@@ -334,7 +334,7 @@ class Planner:
             total=sum(slots.values()) - sum(reserved.offline.values() if reserved is not None else ()),
             slots=slots,
             kept=reserved.kept if reserved is not None else {},
-            spans=[span for span in _spans(kind) if span.end > self._now] if kind is not None else [],
+            spans=_spans(kind) if kind is not None else [],
             allow=machine.allow if machine is not None else Allow(),
             claims=claims_within(self._ledger, claim),
             last=self._cluster.held[key].last if key in self._cluster.held else (),
