@@ -27,6 +27,8 @@ _CHUNKS = (16, 128, 1024)
 _FEW = 64
 #: Stands for the classes whose units take of parents, together.
 _OF_PARENTS = "of parents"
+#: Parts of a tree whose room is read between two steps.
+_PARTS_AT_ONCE = 512
 #: Choices whose parts are marked in one number.
 _BITS = 62
 
@@ -346,6 +348,28 @@ def _has_any(forest: Forest, names: frozenset[str]) -> NDArray[np.bool_]:
     return forest.traits.where(("any", names), lambda traits: not names.isdisjoint(traits))
 
 
+class _Cells:
+    """What several choices may take of: the room of parts, and what else is taken with it, by number."""
+
+    def __init__(self, forest: Forest) -> None:
+        self.room: list[int] = []
+        self.numbers: dict[tuple[int, str], int] = {}
+        self._forest = forest
+
+    def taken(self, row: int, amounts: Iterable[tuple[str, int]]) -> tuple[tuple[int, int], ...]:
+        """Returns what is taken of each cell where amounts are taken of a part."""
+        needs: dict[int, int] = {}
+        for name, amount in amounts:
+            own = (row, name), self._forest.room(row, name), 1
+            for key, have, units in own, *self._forest.pools(row, name):
+                cell = self.numbers.get(key)
+                if cell is None:
+                    cell = self.numbers[key] = len(self.room)
+                    self.room.append(have)
+                needs[cell] = needs.get(cell, 0) + amount * units
+        return tuple(needs.items())
+
+
 class _Solver:
     """Makes the problem of one tree and translates its assignments."""
 
@@ -427,55 +451,54 @@ class _Solver:
 
     def of_tree(self, anchor: int) -> Iterator[Pattern | None]:
         forest = self.forest
-        ends = anchor, int(forest.leave[anchor])
-        cells: dict[tuple[int, str], int] = {}
-        room: list[int] = []
+        cells = _Cells(forest)
         leave: dict[int, int] = {}
         slots: list[Slot] = []
-        same: dict[object, list[tuple[tuple[int, int], ...]]] = {}  # equal groups take the same
+        same: dict[object, Slot] = {}  # equal groups choose of the same lists
         for choice in self._choices:
-            begin, end = choice.rows.searchsorted(ends)
-            rows = choice.rows[begin:end].tolist()
-            if choice.shared:
-                there = [r for r in choice.shared if r not in rows and anchor in self._serving[r]]
-                rows = sorted(rows + there)
-            contended = [(name, amount) for name, amount in choice.resources.items() if name in self._contended]
-            asked = id(choice.rows), choice.shared, tuple(contended)
-            takes = same.setdefault(asked, [])
-            if contended and not takes:
-                for row in rows:
-                    needs: dict[int, int] = {}
-                    for name, amount in contended:
-                        own = (row, name), forest.room(row, name), 1
-                        for key, have, units in own, *forest.pools(row, name):
-                            cell = cells.get(key)
-                            if cell is None:
-                                cell = cells[key] = len(room)
-                                room.append(have)
-                            needs[cell] = needs.get(cell, 0) + amount * units
-                    takes.append(tuple(needs.items()))
-            covers: list[int] = []
-            if self._together and choice.suffix == NAMELESS:
-                sets = forest.traits.sets
-                for row in rows:
-                    traits = sets[forest.trait_set[row]]
-                    covers.append(sum(1 << b for b, any_of in enumerate(self._together) if any_of & traits))
-            if self._subtrees:
-                for row in rows:
-                    leave[row] = int(forest.leave[row])
+            contended = tuple((name, n) for name, n in choice.resources.items() if name in self._contended)
+            covering = bool(self._together) and choice.suffix == NAMELESS
+            asked = id(choice.rows), choice.shared, contended, covering
+            known = same.get(asked)
+            if known is None:
+                rows = self._rows_in_tree(choice, anchor)
+                takes: list[tuple[tuple[int, int], ...]] = []
+                for row in rows if contended else ():
+                    takes.append(cells.taken(row, contended))
+                    if not len(takes) % _PARTS_AT_ONCE:
+                        yield None
+                if self._subtrees:
+                    leave.update(zip(rows, forest.leave[rows].tolist(), strict=True))
+                known = same[asked] = Slot(rows, takes, self._covers(rows) if covering else ())
             single = choice.suffix != NAMELESS and not choice.suffix.startswith(INTERNAL)
-            slots.append(Slot(rows, takes, covers, single and choice.suffix in self._request.isolated, single))
-        if self._contended and not self._has_enough(slots, cells, room):
+            isolated = single and choice.suffix in self._request.isolated
+            slots.append(known._replace(apart_from_others=isolated, single=single))
+        if self._contended and not self._has_enough(cells):
             return
-        problem = Problem(slots, room, leave, self._subtrees, (1 << len(self._together)) - 1)
+        problem = Problem(slots, cells.room, leave, self._subtrees, (1 << len(self._together)) - 1)
         for found in assignments_in_steps(problem, self.budget):
             yield None if found is None else self._pattern(anchor, found)
 
-    def _has_enough(self, slots: list[Slot], cells: Mapping[tuple[int, str], int], room: list[int]) -> bool:
+    def _rows_in_tree(self, choice: _Choice, anchor: int) -> list[int]:
+        """Returns the parts of a choice that a tree may take: its own, and those of others that serve it."""
+        end = int(self.forest.leave[anchor])
+        first, last = choice.rows.searchsorted((anchor, end))
+        rows: list[int] = choice.rows[first:last].tolist()
+        if not choice.shared:
+            return rows
+        there = [row for row in choice.shared if not anchor <= row < end and anchor in self._serving[row]]
+        return sorted(rows + there)
+
+    def _covers(self, rows: list[int]) -> list[int]:
+        """Returns which of the traits that the nameless group requires together each part has."""
+        sets, numbers = self.forest.traits.sets, self.forest.trait_set[rows].tolist()
+        return [sum(1 << b for b, any_of in enumerate(self._together) if any_of & sets[n]) for n in numbers]
+
+    def _has_enough(self, cells: _Cells) -> bool:
         """Compares, for each class that several choices ask, what is asked with what the tree has. A necessary condition."""
         have: dict[str, int] = {}
-        for (_, name), cell in cells.items():
-            have[name] = have.get(name, 0) + max(room[cell], 0)
+        for (_, name), cell in cells.numbers.items():
+            have[name] = have.get(name, 0) + max(cells.room[cell], 0)
         need: dict[str, int] = {}
         for choice in self._choices:
             for name, amount in choice.resources.items():

@@ -17,8 +17,8 @@ from .device_search import DeviceChoices, DeviceSearch, Values, viable
 
 #: Steps without a solution after which states that failed are remembered. Most requests need fewer in all.
 PATIENCE = 64
-#: Steps between two pauses.
-PAUSE = 256
+#: Steps between two pauses. A step that looks at many parts counts as several, one for so many.
+PAUSE, PARTS_A_STEP = 256, 64
 
 
 class Slot(NamedTuple):
@@ -81,7 +81,9 @@ def choices(problem: Problem, budget: Budget) -> Iterator[list[int]]:
 def _choices_in_steps(problem: Problem, budget: Budget) -> Iterator[list[int] | None]:
     if not all(slot.parts for slot in problem.slots):
         return
-    domains = [list(range(len(slot.parts))) for slot in problem.slots]
+    # Lists are shared by slots that are alike: a request has many groups that ask the same of many parts.
+    whole = {count: list(range(count)) for count in {len(slot.parts) for slot in problem.slots}}
+    domains = [whole[len(slot.parts)] for slot in problem.slots]
     if any(slot.device for slot in problem.slots):
         found = viable(problem.slots, problem.values, problem.room, domains)
         if found is None:
@@ -100,33 +102,57 @@ def _rooted(
         return
     found = problem.subtrees[relation]
     slots = problem.slots
-    parts = {s: [slots[s].parts[k] for k in domains[s]] for s in found.together}
+    alike = _first_alike(slots, domains)
+    parts = {s: [slots[s].parts[k] for k in domains[s]] for s in {alike[s] for s in found.together}}
     # Those below an ancestor are a run, for slots whose parts ascend: not each of many parts is compared with each ancestor.
     runs = {s for s, those in parts.items() if not found.anywhere and all(map(le, those, those[1:]))}
-    candidates = sorted({part for those in parts.values() for part in those} - found.anywhere)
-    for top in candidates:
+    compared = {alike[s] for s in found.apart} | parts.keys() - runs
+    cost = 1 + sum(len(domains[s]) for s in compared) // PARTS_A_STEP
+    pause = PAUSE
+    for top in sorted({part for those in parts.values() for part in those} - found.anywhere):
         if budget.left <= 0:
             return
-        budget.left -= 1
-        if not budget.left % PAUSE:
+        budget.left -= cost
+        pause -= cost
+        if pause < 0:
+            pause = PAUSE
             yield None
         leave = problem.leave[top]
-        narrowed = list(domains)
-        for s in found.together:
+        below: dict[int, list[int]] = {}
+        for s in parts:
             if s in runs:
-                narrowed[s] = domains[s][bisect_left(parts[s], top) : bisect_left(parts[s], leave)]
+                below[s] = domains[s][bisect_left(parts[s], top) : bisect_left(parts[s], leave)]
                 continue
-            narrowed[s] = [
+            below[s] = [
                 k for k in domains[s] if top <= slots[s].parts[k] < leave or slots[s].parts[k] in found.anywhere
             ]
-        for s in found.apart:
-            narrowed[s] = [
+        if not all(below.values()):
+            continue
+        beside = {
+            s: [
                 k
                 for k in domains[s]
                 if not (top <= slots[s].parts[k] < leave or slots[s].parts[k] <= top < problem.leave[slots[s].parts[k]])
             ]
-        if all(narrowed):
-            yield from _rooted(problem, relation + 1, narrowed, [*tops, (found.together, top)], budget)
+            for s in {alike[s] for s in found.apart}
+        }
+        if not all(beside.values()):
+            continue
+        narrowed = list(domains)
+        for s in found.together:
+            narrowed[s] = below[alike[s]]
+        for s in found.apart:
+            narrowed[s] = beside[alike[s]]
+        yield from _rooted(problem, relation + 1, narrowed, [*tops, (found.together, top)], budget)
+
+
+def _first_alike(slots: Sequence[Slot], domains: Sequence[Sequence[int]]) -> list[int]:
+    """Returns, by slot, the first one with the very same choices, so that they are read once."""
+    first: dict[tuple[int, ...], int] = {}
+    return [
+        first.setdefault((id(domains[s]), *map(id, (slot.parts, slot.takes, slot.covers, slot.device))), s)
+        for s, slot in enumerate(slots)
+    ]
 
 
 def _may_fit(problem: Problem, domains: list[list[int]]) -> bool:
@@ -139,12 +165,17 @@ def _may_fit(problem: Problem, domains: list[list[int]]) -> bool:
 
 
 def _augment(problem: Problem, domains: list[list[int]], slot: int, taken: dict[int, int], seen: set[int]) -> bool:
+    parts = problem.slots[slot].parts
+    free = next((parts[k] for k in domains[slot] if parts[k] not in taken), None)
+    if free is not None:
+        taken[free] = slot
+        return True
     for k in domains[slot]:
-        part = problem.slots[slot].parts[k]
+        part = parts[k]
         if part in seen:
             continue
         seen.add(part)
-        if part not in taken or _augment(problem, domains, taken[part], taken, seen):
+        if _augment(problem, domains, taken[part], taken, seen):
             taken[part] = slot
             return True
     return False
@@ -172,9 +203,10 @@ class _Search:
             key=lambda s: (slots[s].device is None, len(domains[s]) if slots[s].device is None else s),
         )
         self._domains = [domains[s] for s in self._order]
-        self._parts = [[slots[s].parts[k] for k in domains[s]] for s in self._order]
-        self._takes = [[slots[s].takes[k] for k in domains[s]] if slots[s].takes else None for s in self._order]
-        self._covers = [[slots[s].covers[k] for k in domains[s]] if slots[s].covers else None for s in self._order]
+        self._alike = _first_alike([slots[s] for s in self._order], self._domains)
+        self._parts: list[list[int]] = []
+        self._takes: list[list[tuple[tuple[int, int], ...]] | None] = []
+        self._covers: list[list[int] | None] = []
         self._single = [slots[s].single for s in self._order]
         self._lonely = [slots[s].apart_from_others for s in self._order]
         self._any_lonely = any(self._lonely)
@@ -187,44 +219,65 @@ class _Search:
             self._last[positions[-1]].append(r)
             for i in positions:
                 self._relations[i].append(r)
-        self._coverable = self._coverable_from()
+        self._coverable = [0] * (len(slots) + 1)
         self.room = list(problem.room)
         self.hits = [0] * len(tops)
         self.users: dict[int, int] = {}  # single slots at a part
         self.owners: set[int] = set()  # parts of slots that are apart from others
         self.covered = [0] * (len(slots) + 1)
         self._pick = [-1] * len(slots)
+        self._looked_at = 0  # parts, in the last step
         self._devices: DeviceSearch | None = None
         if any(slot.device for slot in slots):
             self._devices = DeviceSearch(slots, problem.values, self._order, self._domains)
 
-    def _coverable_from(self) -> list[int]:
-        """Returns the collective conditions that the slots from each place on may meet."""
-        found = [0] * (len(self._order) + 1)
+    def _read(self) -> Iterator[None]:
+        """Reads the choices of the slots, and what collective conditions the slots from each place on may meet."""
+        size = 0
+        for i, s in enumerate(self._order):
+            first, slot, domain = self._alike[i], self._problem.slots[s], self._domains[i]
+            if first < i:
+                self._parts.append(self._parts[first])
+                self._takes.append(self._takes[first])
+                self._covers.append(self._covers[first])
+                continue
+            size += len(domain)
+            if size > PAUSE * PARTS_A_STEP:
+                size = 0
+                yield
+            self._parts.append([slot.parts[k] for k in domain])
+            self._takes.append([slot.takes[k] for k in domain] if slot.takes else None)
+            self._covers.append([slot.covers[k] for k in domain] if slot.covers else None)
         for i in range(len(self._order) - 1, -1, -1):
-            found[i] = found[i + 1]
+            self._coverable[i] = self._coverable[i + 1]
             for bits in self._covers[i] or ():
-                found[i] |= bits
-        return found
+                self._coverable[i] |= bits
 
     def run(self) -> Iterator[list[int] | None]:
+        for _ in self._read():
+            yield None
         count = len(self._order)
-        states = _States(self._problem, self._order, self._parts, self._takes, self._domains, set(self._tops))
+        states: _States | None = None  # made when they are needed
         keys: list[object] = [None] * count
         found_before = [0] * count
         found = quiet = i = 0
+        pause = PAUSE
         while i >= 0:
-            self._budget.left -= 1
+            cost = 1 + self._looked_at // PARTS_A_STEP
+            self._looked_at = 0
+            self._budget.left -= cost
             if self._budget.left <= 0:
                 self._budget.spent = True
                 return
-            if not self._budget.left % PAUSE:
+            pause -= cost
+            if pause < 0:
+                pause = PAUSE
                 yield None
             quiet += 1
             if not self._take_next(i):
                 if self._devices is not None and self._devices.failed:
                     return
-                if keys[i] is not None and found == found_before[i]:
+                if states is not None and keys[i] is not None and found == found_before[i]:
                     states.fail(keys[i])
                 i = self._step_back(i)
                 continue
@@ -237,8 +290,14 @@ class _Search:
             i += 1
             self._pick[i] = -1
             found_before[i] = found
-            keys[i] = states.key(i, self) if quiet > PATIENCE else None
-            if keys[i] is not None and states.failed(keys[i]):
+            keys[i] = None
+            if quiet <= PATIENCE:
+                continue
+            if states is None:
+                states = _States(self._problem, self._order, self._domains)
+                yield from states.read(self._alike, self._parts, self._takes, set(self._tops))
+            keys[i] = states.key(i, self)
+            if states.failed(keys[i]):
                 keys[i] = None
                 i = self._step_back(i)
 
@@ -254,6 +313,7 @@ class _Search:
         forced = [self._tops[r] for r in self._last[i] if not self.hits[r]]
         devices = self._devices if self._devices is not None and self._devices.has(i) else None
         for k in range(self._pick[i] + 1, len(options)):
+            self._looked_at += 1
             part = options[k]
             if any(part != top for top in forced) or (self._any_lonely and self._collides(i, part)):
                 continue
@@ -300,6 +360,16 @@ class _Search:
             if self._lonely[i]:
                 (self.owners.add if sign > 0 else self.owners.discard)(part)
 
+    def taken_before(self, i: int) -> Iterator[tuple[int, tuple[tuple[int, int], ...]]]:
+        """Yields the parts of the slots before, and what is taken of their cells."""
+        for at in range(i):
+            k, needs = self._pick[at], self._takes[at]
+            yield self._parts[at][k], needs[k] if needs is not None else ()
+
+    @property
+    def has_devices(self) -> bool:
+        return self._devices is not None
+
     def devices_before(self, i: int) -> tuple[object, int, int]:
         """Returns what has been chosen as far as it matters for devices, the alternative that the next choice is of, and after
         which place in their order it is."""
@@ -318,52 +388,91 @@ class _Search:
 class _States:
     """Names states of the search so that states which differ by interchangeable parts only have one name."""
 
-    def __init__(
-        self,
-        problem: Problem,
-        order: Sequence[int],
-        parts: Sequence[Sequence[int]],
-        takes: Sequence[Sequence[tuple[tuple[int, int], ...]] | None],
-        domains: Sequence[Sequence[int]],
-        tops: set[int],
-    ) -> None:
+    def __init__(self, problem: Problem, order: Sequence[int], domains: Sequence[Sequence[int]]) -> None:
+        self._problem, self._order, self._domains = problem, order, domains
         self._failed: set[object] = set()
-        users_of_cell: dict[int, set[int]] = {}
-        offered: dict[int, list[tuple[int, tuple[tuple[int, int], ...], object]]] = {}
         self._places: dict[tuple[int, int], int] = {}  # of devices in their order, by alternative and part
-        for i, options in enumerate(parts):
-            needs = takes[i]
-            slot = problem.slots[order[i]]
-            bits = slot.covers
-            for k, part in enumerate(options):
-                need = needs[k] if needs is not None else ()
-                mark: object = bits[k] if bits else 0
-                if slot.device is not None:
-                    own = domains[i][k]
-                    need = (*need, *slot.device.once[own])
-                    values = tuple(v.of[order[i]][own] for v in problem.values if order[i] in v.of)
-                    mark = slot.device.alternatives[own], slot.device.errors[own], values
-                    if part >= 0:
-                        self._places[slot.device.alternatives[own], part] = slot.device.order[own]
-                offered.setdefault(part, []).append((i, need, mark))
-                for cell, _ in need:
-                    users_of_cell.setdefault(cell, set()).add(part)
-        self._common = sorted(cell for cell, users in users_of_cell.items() if len(users) > 1)
-        common = set(self._common)
+        self._common: dict[int, int] = {}  # cells of which several parts take → what they have at first
         self._own: dict[int, tuple[int, ...]] = {}
         self._kind: dict[int, int] = {}
+
+    def read(
+        self,
+        alike: Sequence[int],
+        parts: Sequence[Sequence[int]],
+        takes: Sequence[Sequence[tuple[tuple[int, int], ...]] | None],
+        tops: set[int],
+    ) -> Iterator[None]:
+        """Reads the choices by place; those of places that are `alike` once."""
+        users_of_cell: dict[int, set[int]] = {}
+        offered: dict[int, list[tuple[int, tuple[tuple[int, int], ...], object]]] = {}
+        size = 0
+        for i, options in enumerate(parts):
+            slot = self._problem.slots[self._order[i]]
+            if alike[i] < i and slot.device is None:
+                continue
+            if (size := size + len(options)) > PAUSE * PARTS_A_STEP // 4:
+                size = 0
+                yield
+            self._read_slot(i, options, takes[i], users_of_cell, offered)
+        room = self._problem.room
+        self._common = {cell: room[cell] for cell, users in sorted(users_of_cell.items()) if len(users) > 1}
         kinds: dict[object, int] = {}
-        for part, uses in offered.items():
-            cells = tuple(sorted({cell for _, need, _ in uses for cell, _ in need if cell not in common}))
-            number = {cell: n for n, cell in enumerate(cells)}
+        for number, (part, uses) in enumerate(offered.items(), 1):
+            if not number % (PAUSE * PARTS_A_STEP // 8):
+                yield
+            cells = tuple(sorted({cell for _, need, _ in uses for cell, _ in need if cell not in self._common}))
+            own = {cell: n for n, cell in enumerate(cells)}
             signature = tuple(
-                (i, bits, tuple((number.get(cell, -1 - cell), amount) for cell, amount in need))
-                for i, need, bits in uses
+                (i, bits, tuple((own.get(cell, -1 - cell), amount) for cell, amount in need)) for i, need, bits in uses
             )
             self._own[part] = cells
             self._kind[part] = kinds.setdefault((signature, part if part in tops else None), len(kinds))
 
+    def _read_slot(
+        self,
+        i: int,
+        options: Sequence[int],
+        needs: Sequence[tuple[tuple[int, int], ...]] | None,
+        users_of_cell: dict[int, set[int]],
+        offered: dict[int, list[tuple[int, tuple[tuple[int, int], ...], object]]],
+    ) -> None:
+        s, domain = self._order[i], self._domains[i]
+        slot = self._problem.slots[s]
+        for k, part in enumerate(options):
+            need = needs[k] if needs is not None else ()
+            mark: object = slot.covers[domain[k]] if slot.covers else 0
+            if slot.device is not None:
+                own = domain[k]
+                need = (*need, *slot.device.once[own])
+                values = tuple(v.of[s][own] for v in self._problem.values if s in v.of)
+                mark = slot.device.alternatives[own], slot.device.errors[own], values
+                if part >= 0:
+                    self._places[slot.device.alternatives[own], part] = slot.device.order[own]
+            offered.setdefault(part, []).append((i, need, mark))
+            for cell, _ in need:
+                users_of_cell.setdefault(cell, set()).add(part)
+
     def key(self, i: int, search: _Search) -> object:
+        if search.has_devices:
+            return self._key_of_all(i, search)
+        # What the parts have is what they had at first, but for those that were taken.
+        room, first = search.room, self._problem.room
+        changed: dict[object, int] = {}
+        taken = dict(search.taken_before(i))
+        for part in taken:
+            own, kind = self._own[part], self._kind[part]
+            now = kind, search.users.get(part, 0) > 0, part in search.owners, tuple(room[cell] for cell in own)
+            before = kind, False, False, tuple(first[cell] for cell in own)
+            changed[now] = changed.get(now, 0) + 1
+            changed[before] = changed.get(before, 0) - 1
+        profiles = frozenset(found for found in changed.items() if found[1])
+        cells = {cell for _, needs in search.taken_before(i) for cell, _ in needs if cell in self._common}
+        common = frozenset((cell, room[cell]) for cell in cells if room[cell] != first[cell])
+        return i, profiles, common, search.covered[i], tuple(hits > 0 for hits in search.hits)
+
+    def _key_of_all(self, i: int, search: _Search) -> object:
+        """Names a state by what all parts have: which devices may still be chosen depends on the last one."""
         room = search.room
         state, alternative, before = search.devices_before(i)
         profiles = sorted(
