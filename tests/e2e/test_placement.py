@@ -172,6 +172,31 @@ def test_candidates_are_listed_and_explained(example: Mesh) -> None:
     assert ask(worker, "DELETE", f"/resource_providers/{ident}", **token)[0] == 204
 
 
+@pytest.mark.parametrize("maximum", ["1.39", "1.11"])
+def test_candidates_where_callers_are_believed_and_versions_are_lower(tmp_path: Path, maximum: str) -> None:
+    mesh = Mesh(state=tmp_path)
+    mesh.environment |= {"MOORAGE_PLACEMENT_AUTH": "noauth2", "MOORAGE_PLACEMENT_MAX": maximum}
+    with mesh:
+        worker, user = (
+            mesh.endpoint["placement"],
+            {"X-Auth-Token": "admin", "OpenStack-API-Version": "placement latest"},
+        )
+        assert ask(worker, "GET", "/", **user)[2]["versions"][0]["max_version"] == maximum
+        ident = str(uuid.uuid4())
+        assert ask(worker, "POST", "/resource_providers", {"uuid": ident, "name": "host"}, **user)[0] in (200, 201)
+        inventories = {"resource_provider_generation": 0, "inventories": {"VCPU": {"total": 2}}}
+        assert ask(worker, "PUT", f"/resource_providers/{ident}/inventories", inventories, **user)[0] == 200
+        listed = mesh.run("placement", "candidates", "resources=VCPU:2")
+        assert listed.returncode == 0 and ident in listed.stdout.decode(), listed
+        explained = mesh.run("placement", "candidates", "resources=VCPU:3", "--explain")
+        assert explained.returncode == 0 and "best free 2" in explained.stdout.decode(), explained
+        made = mesh.run("token", "create", "looking", "--role", "viewer").stdout.decode().strip()
+        gateway = f"{mesh.endpoint['http'].rstrip('/')}/placement/allocation_candidates?resources=VCPU:1"
+        version = {"OpenStack-API-Version": "placement latest"}
+        assert ask(gateway, "GET", "", Authorization=f"Bearer {made}", **version)[0] == 403
+        assert ask(gateway, "GET", "", Authorization="Bearer wrong", **version)[0] == 401
+
+
 def test_bodies_have_a_limit(url: str, tokens: dict[str, str]) -> None:
     given = {"X-Auth-Token": tokens["administrator"]}
     status, _, body = ask(url, "POST", "/resource_providers", b"[" + b"0," * (1 << 20) + b"0]", **given)

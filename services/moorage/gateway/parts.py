@@ -16,8 +16,8 @@ from moorage.model.part_reports import DeviceTaint, PropertyValue
 from moorage.model.problems import Refused, not_found
 from moorage.model.slots import part_and_class, resource_of_part
 from moorage.parsing import CAPACITY_MAX, format_amount
+from moorage.parts.class_columns import Inventory
 from moorage.parts.device_parts import path_in_layout
-from moorage.parts.forest import Inventory
 from moorage.parts.layout import ANY, Layout, part_id, path_of, provider_uuid
 
 from .authorization import caller_of

@@ -131,7 +131,7 @@ class PlacementApi:
             raise Refused(406, str(error)) from None
 
     async def _operate(self, request: web.Request, version: int, request_id: str) -> web.Response:
-        route, path = _route(request, version)
+        route, path = _route(request, version, self._maximum)
         try:
             body = await request.read() if request.can_read_body else b""
         except web.HTTPRequestEntityTooLarge as error:
@@ -205,7 +205,7 @@ def _prefix(request: web.Request) -> str:
     return request.headers.get("x-forwarded-prefix", "")
 
 
-def _route(request: web.Request, version: int) -> tuple[Route, dict[str, str]]:
+def _route(request: web.Request, version: int, newest: int) -> tuple[Route, dict[str, str]]:
     path = request.path if request.path == "/" else request.path.rstrip("/") or "/"
     for pattern, methods in _PATHS:
         match = pattern.match(path)
@@ -219,7 +219,8 @@ def _route(request: web.Request, version: int) -> tuple[Route, dict[str, str]]:
                 headers={"allow": ", ".join(methods)},
             )
         for route in routes:
-            if route.since <= version <= route.until:
+            since = min(route.since, newest) if route.own else route.since
+            if since <= version <= route.until:
                 return route, match.groupdict()
         raise Refused(routes[0].unknown)
     raise Refused(404)

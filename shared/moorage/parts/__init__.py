@@ -1,7 +1,8 @@
 """The inside of machines: trees of parts as columns, and the ways in which they meet a request."""
 
 from .candidates import Candidate, Pattern, Round, candidate_rounds, candidates, candidates_in_steps
-from .forest import SHARES, Forest, Inventory, Part
+from .class_columns import Inventory
+from .forest import SHARES, Forest, Part
 from .pod_request import needs_one_zone, pod_request
 from .property_table import PropertyTable
 from .request import NAMELESS, Group, Request, SameSubtree

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from moorage.parsing import CAPACITY_MAX
 
 from .alike_trees import alike
+from .candidate_parts import Cells, Guests
 from .forest import POOLS, Forest
 from .properties import meets
 from .request import INTERNAL, NAMELESS, Group, Request
@@ -304,7 +305,7 @@ def _is_member(forest: Forest, group: Group, row: int) -> bool:
 def _anchors(
     forest: Forest, request: Request, choices: list[_Choice], serving: Mapping[int, set[int]]
 ) -> Generator[None, None, Rows]:
-    """Returns the roots of the trees where each choice has a part at least."""
+    """Returns the roots of the trees where each choice has a part at least, in the order of the trees."""
     n = forest.n
     mask = (forest.root[:n] == np.arange(n)) & ~forest.disabled[:n]
     if request.root_required or request.root_forbidden:
@@ -329,7 +330,9 @@ def _anchors(
         yield
     if nameless is not None and not nameless.resources:
         mask &= _meets_in_one_part(forest, nameless)
-    return np.flatnonzero(mask)
+    found = np.flatnonzero(mask)
+    order = forest.order[found]
+    return found if (order[1:] >= order[:-1]).all() else found[np.argsort(order, kind="stable")]
 
 
 def _meets_in_one_part(forest: Forest, group: Group) -> NDArray[np.bool_]:
@@ -346,28 +349,6 @@ def _meets_in_one_part(forest: Forest, group: Group) -> NDArray[np.bool_]:
 def _has_any(forest: Forest, names: frozenset[str]) -> NDArray[np.bool_]:
     """Tells, by set of traits, whether it has one of these."""
     return forest.traits.where(("any", names), lambda traits: not names.isdisjoint(traits))
-
-
-class _Cells:
-    """What several choices may take of: the room of parts, and what else is taken with it, by number."""
-
-    def __init__(self, forest: Forest) -> None:
-        self.room: list[int] = []
-        self.numbers: dict[tuple[int, str], int] = {}
-        self._forest = forest
-
-    def taken(self, row: int, amounts: Iterable[tuple[str, int]]) -> tuple[tuple[int, int], ...]:
-        """Returns what is taken of each cell where amounts are taken of a part."""
-        needs: dict[int, int] = {}
-        for name, amount in amounts:
-            own = (row, name), self._forest.room(row, name), 1
-            for key, have, units in own, *self._forest.pools(row, name):
-                cell = self.numbers.get(key)
-                if cell is None:
-                    cell = self.numbers[key] = len(self.room)
-                    self.room.append(have)
-                needs[cell] = needs.get(cell, 0) + amount * units
-        return tuple(needs.items())
 
 
 class _Solver:
@@ -404,6 +385,7 @@ class _Solver:
         self._together = nameless.required if nameless is not None and nameless.resources else ()
         self._witness = nameless if nameless is not None and not nameless.resources else None
         self._room_by_row: dict[str, list[Rows]] = {}
+        self._guests = Guests(forest, {row for choice in choices for row in choice.shared})
 
     def _pool(self, name: str) -> str:
         """Returns what stands for all classes whose units may be taken of the same amounts."""
@@ -451,7 +433,7 @@ class _Solver:
 
     def of_tree(self, anchor: int) -> Iterator[Pattern | None]:
         forest = self.forest
-        cells = _Cells(forest)
+        cells = Cells(forest)
         leave: dict[int, int] = {}
         slots: list[Slot] = []
         same: dict[object, Slot] = {}  # equal groups choose of the same lists
@@ -461,15 +443,18 @@ class _Solver:
             asked = id(choice.rows), choice.shared, contended, covering
             known = same.get(asked)
             if known is None:
-                rows = self._rows_in_tree(choice, anchor)
+                rows, guests = self._rows_in_tree(choice, anchor)
+                parts = rows + [self._guests.number[row] for row in guests]
+                rows += guests
                 takes: list[tuple[tuple[int, int], ...]] = []
                 for row in rows if contended else ():
                     takes.append(cells.taken(row, contended))
                     if not len(takes) % _PARTS_AT_ONCE:
                         yield None
                 if self._subtrees:
-                    leave.update(zip(rows, forest.leave[rows].tolist(), strict=True))
-                known = same[asked] = Slot(rows, takes, self._covers(rows) if covering else ())
+                    leave.update(zip(parts, forest.leave[rows].tolist(), strict=True))
+                    leave.update((part, self._guests.leave[part]) for part in parts[len(parts) - len(guests) :])
+                known = same[asked] = Slot(parts, takes, self._covers(rows) if covering else ())
             single = choice.suffix != NAMELESS and not choice.suffix.startswith(INTERNAL)
             isolated = single and choice.suffix in self._request.isolated
             slots.append(known._replace(apart_from_others=isolated, single=single))
@@ -479,22 +464,19 @@ class _Solver:
         for found in assignments_in_steps(problem, self.budget):
             yield None if found is None else self._pattern(anchor, found)
 
-    def _rows_in_tree(self, choice: _Choice, anchor: int) -> list[int]:
+    def _rows_in_tree(self, choice: _Choice, anchor: int) -> tuple[list[int], list[int]]:
         """Returns the parts of a choice that a tree may take: its own, and those of others that serve it."""
         end = int(self.forest.leave[anchor])
         first, last = choice.rows.searchsorted((anchor, end))
-        rows: list[int] = choice.rows[first:last].tolist()
-        if not choice.shared:
-            return rows
         there = [row for row in choice.shared if not anchor <= row < end and anchor in self._serving[row]]
-        return sorted(rows + there)
+        return choice.rows[first:last].tolist(), sorted(there, key=self._guests.number.__getitem__)
 
     def _covers(self, rows: list[int]) -> list[int]:
         """Returns which of the traits that the nameless group requires together each part has."""
         sets, numbers = self.forest.traits.sets, self.forest.trait_set[rows].tolist()
         return [sum(1 << b for b, any_of in enumerate(self._together) if any_of & sets[n]) for n in numbers]
 
-    def _has_enough(self, cells: _Cells) -> bool:
+    def _has_enough(self, cells: Cells) -> bool:
         """Compares, for each class that several choices ask, what is asked with what the tree has. A necessary condition."""
         have: dict[str, int] = {}
         for (_, name), cell in cells.numbers.items():
@@ -508,17 +490,16 @@ class _Solver:
     def _pattern(self, anchor: int, found: list[int]) -> Pattern:
         allocations: dict[int, dict[str, int]] = {}
         mappings: dict[str, tuple[int, ...]] = {}
-        for choice, row in zip(self._choices, found, strict=True):
-            part = row - anchor
+        spread = {number for choice, number in zip(self._choices, found, strict=True) if choice.suffix == NAMELESS}
+        if spread:
+            mappings[NAMELESS] = tuple(self._guests.rows.get(number, number) - anchor for number in sorted(spread))
+        for choice, number in zip(self._choices, found, strict=True):
+            part = self._guests.rows.get(number, number) - anchor
             if choice.resources:
                 amounts = allocations.setdefault(part, {})
                 for name, amount in choice.resources.items():
                     amounts[name] = amounts.get(name, 0) + amount
-            if choice.suffix == NAMELESS:
-                known = mappings.get(NAMELESS, ())
-                if part not in known:
-                    mappings[NAMELESS] = tuple(sorted((*known, part)))
-            else:
+            if choice.suffix != NAMELESS:
                 mappings[choice.suffix] = (part,)
         if self._witness is not None:
             mappings[NAMELESS] = (self._first_witness(anchor) - anchor,)
@@ -535,7 +516,7 @@ class _Solver:
             return True
         key = (
             tuple(sorted((row, *sorted(amounts.items())) for row, amounts in found.allocations.items())),
-            tuple(sorted(found.mappings.items())),
+            tuple(sorted((suffix, *sorted(rows)) for suffix, rows in found.mappings.items())),
         )
         if key in seen:
             return False

@@ -12,30 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moorage.collections.blocks import Blocks, grown
-from moorage.model.allocations import MAX_INT
-from moorage.parsing import CAPACITY_MAX
 
+from .class_columns import ClassColumns, ClassRows, Inventory, Rows, Run, closed_up, with_gap
 from .interning import SetTable
 
 #: The trait of a part that offers its inventories to all trees with which it has an aggregate in common.
 SHARES = "MISC_SHARES_VIA_AGGREGATE"
-UNLIMITED = MAX_INT
 #: Classes whose units are taken of another class of the same tree, too.
 POOLS = {"PCPU": "VCPU"}
-Rows = NDArray[np.int64]
-
-
-class Inventory(NamedTuple):
-    total: int
-    reserved: int = 0
-    min_unit: int = 1
-    max_unit: int = UNLIMITED
-    step_size: int = 1
-    allocation_ratio: float = 1.0
-
-    @property
-    def capacity(self) -> int:
-        return min(int((self.total - self.reserved) * self.allocation_ratio), CAPACITY_MAX)
 
 
 class Take(NamedTuple):
@@ -59,7 +43,8 @@ class Part(NamedTuple):
 
 class TreeRows(NamedTuple):
     """The parts of a block in preorder, as columns. `root`, `parent` (-1: none) and `leave` count from the block's first row;
-    `traits` and `aggregates` are numbers of the forest's sets. Nothing is offered by parts that are `disabled`."""
+    `traits` and `aggregates` are numbers of the forest's sets. Nothing is offered by parts that are `disabled`. `order` tells of
+    roots which trees come first, whatever rows they have."""
 
     ids: list[str]
     root: Rows
@@ -68,121 +53,7 @@ class TreeRows(NamedTuple):
     traits: NDArray[np.int32]
     aggregates: NDArray[np.int32]
     disabled: NDArray[np.bool_]
-
-
-class ClassRows(NamedTuple):
-    """The inventories of a class in a block, as columns; `row` ascends from the block's first row, and so does `above`: the next
-    part upwards from which all that is taken is taken, too (-1: none). `pool` is what the whole tree still has of it (-1: it
-    has no such limit). `takes` is the number of what a unit takes of the part's parent (`Forest.takes`)."""
-
-    row: Rows
-    capacity: Rows
-    used: Rows
-    min_unit: Rows
-    max_unit: Rows
-    step_size: Rows
-    above: Rows
-    pool: Rows
-    takes: Rows
-
-
-class ClassColumns:
-    """The inventories of one class: a run of entries for each block, in the order of the block's rows. `any_takes` tells that units
-    of some part took of its parent."""
-
-    COLUMNS = ("row", "capacity", "used", "min_unit", "max_unit", "step_size", "above", "pool", "takes")
-    __slots__ = (*COLUMNS, "_blocks", "_runs", "any_takes")
-
-    def __init__(self) -> None:
-        self._blocks = Blocks()
-        self._runs: dict[int, tuple[int, int]] = {}
-        self.row: NDArray[np.int64] = np.empty(0, np.int64)
-        self.capacity: NDArray[np.int64] = np.empty(0, np.int64)
-        self.used: NDArray[np.int64] = np.empty(0, np.int64)
-        self.min_unit: NDArray[np.int64] = np.empty(0, np.int64)
-        self.max_unit: NDArray[np.int64] = np.empty(0, np.int64)
-        self.step_size: NDArray[np.int64] = np.empty(0, np.int64)
-        self.above: NDArray[np.int64] = np.empty(0, np.int64)
-        self.pool: NDArray[np.int64] = np.empty(0, np.int64)
-        self.takes: NDArray[np.int64] = np.empty(0, np.int64)
-        self.any_takes = False
-
-    def write_columns(self, block: int, first: int, columns: ClassRows) -> None:
-        """Replaces the entries of a block whose first row is `first`."""
-        count = len(columns.row)
-        start, had = self._runs.get(block, (0, 0))
-        if had != count:
-            self.write(block, ())
-            start = self._blocks.take(Blocks.length_for(count))
-            self._ensure(self._blocks.top)
-            self._runs[block] = start, count
-        here = slice(start, start + count)
-        for name, values in zip(self.COLUMNS, columns, strict=True):
-            getattr(self, name)[here] = values
-        self.row[here] += first
-        self.above[here] = np.where(columns.above < 0, -1, columns.above + first)
-        self.any_takes |= bool(columns.takes.any())
-
-    def write(self, block: int, entries: Sequence[tuple[int, Inventory, int]]) -> None:
-        """Replaces the entries (row, inventory, used) of a block."""
-        had = self._runs.pop(block, None)
-        if had is not None:
-            start, count = had
-            self.row[start : start + count] = -1
-            self._blocks.give(start, Blocks.length_for(count))
-        if not entries:
-            return
-        count = len(entries)
-        start = self._blocks.take(Blocks.length_for(count))
-        self._ensure(self._blocks.top)
-        here = slice(start, start + count)
-        self.row[here] = [row for row, _, _ in entries]
-        self.capacity[here] = [inventory.capacity for _, inventory, _ in entries]
-        self.used[here] = [used for _, _, used in entries]
-        self.min_unit[here] = [inventory.min_unit for _, inventory, _ in entries]
-        self.max_unit[here] = [inventory.max_unit for _, inventory, _ in entries]
-        self.step_size[here] = [inventory.step_size for _, inventory, _ in entries]
-        self.above[here] = self.pool[here] = -1
-        self.takes[here] = 0
-        self._runs[block] = start, count
-
-    @property
-    def is_empty(self) -> bool:
-        return not self._runs
-
-    def position(self, block: int, row: int) -> int | None:
-        """Returns the place of a row's entry; None if the part does not have the class."""
-        start, count = self._runs.get(block, (0, 0))
-        at = start + int(np.searchsorted(self.row[start : start + count], row))
-        return at if at < start + count and self.row[at] == row else None
-
-    def with_room(self, amount: int) -> NDArray[np.int64]:
-        """Returns the rows of which `amount` can be taken now."""
-        top = self._blocks.top
-        row = self.row[:top]
-        ok = self.used[:top] + amount <= self.capacity[:top]
-        ok &= row >= 0
-        ok &= self.min_unit[:top] <= amount
-        ok &= self.max_unit[:top] >= amount
-        if amount != 1:
-            ok &= amount % self.step_size[:top] == 0
-        else:
-            ok &= self.step_size[:top] == 1
-        return row[ok]
-
-    def _ensure(self, top: int) -> None:
-        if top <= len(self.row):
-            return
-        length = max(top, len(self.row) * 5 // 4, 64)
-        self.row = grown(self.row, length, -1)
-        self.capacity = grown(self.capacity, length)
-        self.used = grown(self.used, length)
-        self.min_unit = grown(self.min_unit, length, 1)
-        self.max_unit = grown(self.max_unit, length)
-        self.step_size = grown(self.step_size, length, 1)
-        self.above = grown(self.above, length, -1)
-        self.pool = grown(self.pool, length, -1)
-        self.takes = grown(self.takes, length)
+    order: Rows
 
 
 class Forest:
@@ -201,8 +72,9 @@ class Forest:
         self.aggregate_set: NDArray[np.int32] = np.empty(0, np.int32)
         self.block: NDArray[np.int32] = np.empty(0, np.int32)
         self.disabled: NDArray[np.bool_] = np.empty(0, np.bool_)
+        self.order: NDArray[np.int64] = np.empty(0, np.int64)
         self._blocks = Blocks()
-        self._runs: dict[int, tuple[int, int]] = {}
+        self._runs: dict[int, Run] = {}
         self._classes_of: dict[int, frozenset[str]] = {}
         self._sharing: set[int] = set()
         self._able: Rows | None = None  # of the sharing parts those that are not disabled; None: to be found anew
@@ -214,16 +86,14 @@ class Forest:
     def n(self) -> int:
         return self._blocks.top
 
-    def write(self, block: int, parts: Iterable[Part]) -> None:
+    def write(self, block: int, parts: Iterable[Part], order: int = 0) -> None:
         """Replaces a block's trees. Raises ValueError for an id twice, an unknown parent or a cycle."""
         ordered = _preorder(parts)
         self._erase(block)
         if not ordered:
             return
         count = len(ordered)
-        start = self._blocks.take(Blocks.length_for(count))
-        self._ensure(self._blocks.top)
-        self._runs[block] = start, count
+        start = self._take(block, count).start
         here = {part.id: start + i for i, part in enumerate(ordered)}
         entries: dict[str, list[tuple[int, Inventory, int]]] = {}
         leave = list(range(start + 1, start + count + 1))
@@ -248,20 +118,139 @@ class Forest:
         self.leave[start : start + count] = leave
         self.block[start : start + count] = block
         self.disabled[start : start + count] = False
+        self.order[start : start + count] = order
         self.rows.update(here)
         for name, found in entries.items():
             self.classes.setdefault(name, ClassColumns()).write(block, found)
         self._classes_of[block] = frozenset(entries)
 
+    def change(self, part: Part) -> None:
+        """Replaces what a part has, and what of it is used. Its parent is as before."""
+        row = self.rows[part.id]
+        block = int(self.block[row])
+        traits, aggregates = self.traits.acquire(part.traits), self.aggregates.acquire(part.aggregates)
+        before = int(self.trait_set[row]), int(self.aggregate_set[row])
+        if before != (traits, aggregates):
+            self._forget_sharing()
+            self.trait_set[row], self.aggregate_set[row] = traits, aggregates
+        self.traits.release(before[0])
+        self.aggregates.release(before[1])
+        (self._sharing.add if SHARES in part.traits else self._sharing.discard)(row)
+        self._put_classes(block, row, part)
+
+    def add(self, part: Part) -> None:
+        """Adds a part as the last child of its parent."""
+        assert part.parent is not None
+        parent = self.rows[part.parent]
+        block = int(self.block[parent])
+        run = self._runs[block]
+        if run.size == run.length:
+            run = self._move(block, run)
+            parent = self.rows[part.parent]
+        row = int(self.leave[parent])
+        self.ids[row + 1 : run.end + 1] = self.ids[row : run.end]
+        for column in self._columns():
+            with_gap(column, row, run.end)
+        self._runs[block] = run._replace(size=run.size + 1)
+        self._moved(block, row, row + 1, run.end + 1, 1)
+        self.ids[row], self.rows[part.id] = part.id, row
+        self.root[row], self.parent[row], self.leave[row] = self.root[parent], parent, row + 1
+        self.block[row], self.disabled[row], self.order[row] = block, False, self.order[parent]
+        self.trait_set[row] = self.traits.acquire(part.traits)
+        self.aggregate_set[row] = self.aggregates.acquire(part.aggregates)
+        if SHARES in part.traits:
+            self._sharing.add(row)
+        while parent >= 0:
+            self.leave[parent] += 1
+            parent = int(self.parent[parent])
+        self._put_classes(block, row, part)
+
+    def remove(self, ident: str) -> None:
+        """Removes a part without children, which is no root."""
+        row = self.rows.pop(ident)
+        block, parent = int(self.block[row]), int(self.parent[row])
+        run = self._runs[block]
+        self._put_classes(block, row, Part(ident))
+        self._sharing.discard(row)
+        self.traits.release(int(self.trait_set[row]))
+        self.aggregates.release(int(self.aggregate_set[row]))
+        self.ids[row : run.end - 1] = self.ids[row + 1 : run.end]
+        for column in self._columns():
+            closed_up(column, row, run.end)
+        self._runs[block] = run._replace(size=run.size - 1)
+        self._moved(block, row, row, run.end - 1, -1)
+        self.ids[run.end - 1], self.root[run.end - 1], self.leave[run.end - 1] = "", -1, 0
+        while parent >= 0:
+            self.leave[parent] -= 1
+            parent = int(self.parent[parent])
+
+    def _moved(self, block: int, first: int, begin: int, end: int, by: int) -> None:
+        """Corrects what counts rows after those of a block moved from `first` on: they are from `begin` to `end` now. The ends of
+        the trees above are left to the caller."""
+        here = slice(begin, end)
+        self.rows.update(zip(self.ids[here], range(begin, end), strict=True))
+        self.leave[here] += by
+        for column in (self.parent[here], self.root[here]):
+            column[column >= first] += by
+        last = end - by
+        self._sharing = {row + by if first <= row < last else row for row in self._sharing}
+        for name in self._classes_of.get(block, ()):
+            self.classes[name].shift(block, first, by)
+        self._forget_sharing()
+
+    def _put_classes(self, block: int, row: int, part: Part) -> None:
+        """Writes the inventories of one part."""
+        for name in self._classes_of.get(block, frozenset()) - part.inventories.keys():
+            self.classes[name].remove(block, row)
+        for name, inventory in part.inventories.items():
+            self.classes.setdefault(name, ClassColumns()).put(block, row, inventory, part.used.get(name, 0))
+        names = self._classes_of.get(block, frozenset()) | part.inventories.keys()
+        self._classes_of[block] = frozenset(name for name in names if self.classes[name].has(block))
+        for name in names:
+            if self.classes[name].is_empty:
+                del self.classes[name]
+
+    def _move(self, block: int, run: Run) -> Run:
+        """Gives a block more rows."""
+        new = self._take(block, run.size + 1)._replace(size=run.size)
+        self._runs[block] = new
+        by = new.start - run.start
+        self.ids[new.start : new.end] = self.ids[run.start : run.end]
+        self.ids[run.start : run.end] = [""] * run.size
+        for column in self._columns():
+            column[new.start : new.end] = column[run.start : run.end]
+        self.root[run.start : run.end] = -1
+        self.leave[run.start : run.end] = 0
+        self._moved(block, run.start, new.start, new.end, by)
+        self._blocks.give(run.start, run.length)
+        return new
+
+    def _columns(self) -> tuple[NDArray[Any], ...]:
+        return (
+            self.root,
+            self.leave,
+            self.parent,
+            self.trait_set,
+            self.aggregate_set,
+            self.block,
+            self.disabled,
+            self.order,
+        )
+
+    def _take(self, block: int, count: int) -> Run:
+        length = Blocks.length_for(count)
+        run = self._runs[block] = Run(self._blocks.take(length), count, length)
+        self._ensure(self._blocks.top)
+        return run
+
     def write_rows(self, block: int, trees: TreeRows) -> int:
         """Replaces a block's trees, whose inventories follow by `write_classes`. Returns its first row."""
         count = len(trees.ids)
-        start, had = self._runs.get(block, (0, 0))
-        if had != count or self.ids[start : start + count] != trees.ids:
+        run = self._runs.get(block)
+        start = run.start if run is not None else 0
+        if run is None or run.size != count or self.ids[start : start + count] != trees.ids:
             self._erase(block)
-            start = self._blocks.take(Blocks.length_for(count))
-            self._ensure(self._blocks.top)
-            self._runs[block] = start, count
+            start = self._take(block, count).start
             self.ids[start : start + count] = trees.ids
             self.rows.update(zip(trees.ids, range(start, start + count), strict=True))
         here = slice(start, start + count)
@@ -275,6 +264,7 @@ class Forest:
         self.aggregate_set[here] = trees.aggregates
         self.disabled[here] = trees.disabled
         self.block[here] = block
+        self.order[here] = trees.order
         shares = self.traits.where("shares", lambda traits: SHARES in traits)[trees.traits]
         self._sharing.update((start + np.flatnonzero(shares)).tolist())
         return start
@@ -293,7 +283,7 @@ class Forest:
 
     def write_classes(self, block: int, classes: Mapping[str, ClassRows]) -> None:
         """Replaces the inventories of a block that was written by `write_rows`."""
-        first = self._runs[block][0]
+        first = self._runs[block].start
         for name in self._classes_of.get(block, frozenset()) - classes.keys():
             self.classes[name].write(block, ())
         for name, columns in classes.items():
@@ -312,7 +302,7 @@ class Forest:
 
     def first_row(self, block: int) -> int | None:
         """Returns the first row of a block; None if it has no trees."""
-        return self._runs[block][0] if block in self._runs else None
+        return self._runs[block].start if block in self._runs else None
 
     def block_of(self, ident: str) -> int | None:
         """Returns the block of a part; None if there is no such part."""
@@ -454,20 +444,19 @@ class Forest:
         had = self._runs.pop(block, None)
         if had is None:
             return
-        start, count = had
-        for row in range(start, start + count):
+        for row in range(had.start, had.end):
             del self.rows[self.ids[row]]
             self._sharing.discard(row)
             self.ids[row] = ""
             self.traits.release(int(self.trait_set[row]))
             self.aggregates.release(int(self.aggregate_set[row]))
-        self.root[start : start + count] = -1
-        self.leave[start : start + count] = 0
+        self.root[had.start : had.end] = -1
+        self.leave[had.start : had.end] = 0
         for name in self._classes_of.pop(block, ()):
             self.classes[name].write(block, ())
             if self.classes[name].is_empty:
                 del self.classes[name]
-        self._blocks.give(start, Blocks.length_for(count))
+        self._blocks.give(had.start, had.length)
 
     def _ensure(self, top: int) -> None:
         if top <= len(self.root):
@@ -480,6 +469,7 @@ class Forest:
         self.aggregate_set = grown(self.aggregate_set, length)
         self.block = grown(self.block, length)
         self.disabled = grown(self.disabled, length, False)
+        self.order = grown(self.order, length)
         self.ids.extend([""] * (length - len(self.ids)))
 
 

@@ -20,8 +20,9 @@ from moorage.model.part_reports import (
 from moorage.model.shapes import EXCLUSIVE
 from moorage.parsing import CAPACITY_MAX
 
+from .class_columns import Inventory
 from .device_parts import COUNTERS, MARK, NO_NODE, BadDevice, device_parts, id_of_device, path_of_device, properties_of
-from .forest import SHARES, Inventory, Take
+from .forest import SHARES, Take
 from .inside import AddedNames, Inside, common_source, decode, zone_id
 from .reported_amounts import cpu_count, inventory_of
 

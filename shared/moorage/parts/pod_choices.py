@@ -8,10 +8,11 @@ from typing import NamedTuple
 
 from moorage.model.part_names import HW_NUMA_ROOT
 
+from .class_columns import Inventory
 from .device_search import NO_DEVICE, Values
 from .device_slots import DeviceSlots, Given
 from .device_table import EMPTY, DeviceTable
-from .forest import Inventory, Take
+from .forest import Take
 from .properties import Properties, meets
 from .request import INTERNAL, NAMELESS, Group, Request
 from .solver import Slot, Subtree

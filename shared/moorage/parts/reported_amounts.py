@@ -10,7 +10,7 @@ from moorage.model.part_names import KUBERNETES_RESOURCES, short_name
 from moorage.model.part_reports import InventoryReport
 from moorage.parsing import CAPACITY_MAX, parse_amount, parse_nanos
 
-from .forest import UNLIMITED, Inventory
+from .class_columns import UNLIMITED, Inventory
 
 #: What is more makes no sense. What is less, and more than any machine has, is cut off.
 _LARGEST = (2**63 - 1) * 10**9

@@ -49,11 +49,17 @@ async def placement_leader(bus: Bus) -> Leader | None:
 
 
 async def forward_to_leader(
-    bus: Bus, leader: Leader, session: aiohttp.ClientSession, request: web.Request, path: str, prefix: str = ""
+    bus: Bus,
+    leader: Leader,
+    session: aiohttp.ClientSession,
+    request: web.Request,
+    path: str,
+    prefix: str = "",
+    user: str = "",
 ) -> web.StreamResponse:
     """Passes the request on like `forward`. Raises TimeoutError if another worker becomes active meanwhile: this one may be
     suspended, and what it still answers no longer counts."""
-    passing = asyncio.create_task(forward(session, request, f"{leader.url}{path}", prefix))
+    passing = asyncio.create_task(forward(session, request, f"{leader.url}{path}", prefix, user))
     try:
         while not (await asyncio.wait([passing], timeout=LOOK_AGAIN))[0]:
             with contextlib.suppress(NoAnswer, BusError):
@@ -71,16 +77,18 @@ def callers(request: web.Request) -> str:
 
 
 async def forward(
-    session: aiohttp.ClientSession, request: web.Request, url: str, prefix: str = ""
+    session: aiohttp.ClientSession, request: web.Request, url: str, prefix: str = "", user: str = ""
 ) -> web.StreamResponse:
     """Sends the request to `url` and streams the answer. `prefix` is the part of the path that clients see before the
-    interface. Raises aiohttp.ClientError or TimeoutError if there is none."""
+    interface, `user` who calls where the worker believes it. Raises aiohttp.ClientError or TimeoutError if there is none."""
     headers = {name: value for name, value in request.headers.items() if name not in _OF_CONNECTION}
     headers.setdefault("X-Forwarded-Proto", request.scheme)
     headers.setdefault("X-Forwarded-Host", request.host)
     headers["X-Forwarded-For"] = callers(request)
     if prefix:
         headers["X-Forwarded-Prefix"] = prefix
+    if user:
+        headers["X-Auth-Token"] = user
     body = request.content if request.can_read_body else None
     async with session.request(
         request.method, url, headers=headers, data=body, allow_redirects=False, skip_auto_headers=["Content-Type"]

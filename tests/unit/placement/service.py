@@ -29,6 +29,7 @@ class PlacementService:
     def __init__(self, version: int = 40) -> None:
         self.state = State()
         self.version = version
+        self.now = 0.0
         self.ids: dict[str, str] = {}
 
     def call(
@@ -38,7 +39,8 @@ class PlacementService:
         wanted = self.version if version is None else version
         operation = next(r.operation for r in found if r.since <= wanted <= r.until)
         pairs = parse_qsl(query, keep_blank_values=True)
-        call = Call(self.state, wanted, path, pairs, msgspec.json.encode(body), now=1.0)
+        self.now += 1
+        call = Call(self.state, wanted, path, pairs, msgspec.json.encode(body), now=self.now)
         try:
             result = operation(call)
         except LargeBody as large:

@@ -44,7 +44,7 @@ def candidates(query: str, /, *, explain: bool = False, output: Format = "table"
         for line in reason_lines(found["reasons"]):
             out(line)
         return DONE
-    version = {"OpenStack-API-Version": "placement 1.40"}
+    version = {"OpenStack-API-Version": "placement latest"}
     found = client.call("GET", f"/placement/allocation_candidates?{query}", headers=version)
     if output in ("json", "yaml"):
         return show(found, output)
@@ -60,12 +60,15 @@ def _funnel(found: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
 
 def _rows(candidates: list[Mapping[str, Any]]) -> Iterator[tuple[Any, ...]]:
     for number, candidate in enumerate(candidates, 1):
-        suffixes: dict[str, list[str]] = {provider: [] for provider in candidate["allocations"]}
-        for suffix, providers in candidate["mappings"].items():
+        allocations = candidate["allocations"]
+        if isinstance(allocations, list):  # before 1.12
+            allocations = {one["resource_provider"]["uuid"]: one for one in allocations}
+        suffixes: dict[str, list[str]] = {provider: [] for provider in allocations}
+        for suffix, providers in candidate.get("mappings", {}).items():  # since 1.34
             for provider in providers:
                 suffixes.setdefault(provider, []).append(suffix or "-")
         for provider, names in suffixes.items():
-            given = candidate["allocations"].get(provider, {}).get("resources", {})
+            given = allocations.get(provider, {}).get("resources", {})
             yield number, provider, _amounts(given) or "-", ",".join(names)
 
 

@@ -87,7 +87,7 @@ class CandidateText:
             for root in of_block.tolist():
                 known = state.kept_summaries(root)
                 if known is None:
-                    known = state.tree_summaries(root)
+                    known = yield from state.tree_summaries(root, 10 * _SLICE)
                     made += int(forest.leave[root]) - root
                 texts.append(known)
                 gathered += 1

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from moorage.model.placement_explanations import CandidatesExplained, GroupExplained
 from moorage.model.reasons import Reason
 from moorage.parts import NAMELESS, Budget, Candidate, Group, Request, candidates_in_steps
-from moorage.parts.forest import UNLIMITED
+from moorage.parts.class_columns import UNLIMITED
 
 from . import candidates, schemas
 from .call import Answer, Call, Search

@@ -12,7 +12,7 @@ from moorage.parts.forest import TreeRows
 
 from .reported_devices import is_counter
 from .reported_inventories import ReportedInventories, ShownAmounts
-from .reported_rows import ClusterTrees, RowNumbers, placed
+from .reported_rows import ClusterTrees, RowNumbers, order_of_trees, placed
 from .reported_traits import ReportedTraits
 
 _KEEPS_AWAY = ("NoSchedule", "NoExecute")
@@ -82,6 +82,7 @@ class ReportedColumns:
                 names.traits,
                 names.aggregates,
                 disabled,
+                order_of_trees(nodes, trees, root),
             ),
         )
         self._forest.write_classes(block_of(cid), classes)

@@ -16,9 +16,9 @@ from moorage.fleet import Fleet
 from moorage.model.part_reports import CapacityPolicy
 from moorage.parsing import CAPACITY_MAX, parse_nanos
 from moorage.parts import Forest
+from moorage.parts.class_columns import Rows
 from moorage.parts.device_parts import COUNTERS, MARK
 from moorage.parts.device_parts import class_of as class_of_device
-from moorage.parts.forest import Rows
 from moorage.parts.layout import InnerPart, Layout
 
 _NANO = 10**9

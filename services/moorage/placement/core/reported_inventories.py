@@ -13,7 +13,7 @@ from moorage.model.part_names import is_class
 from moorage.model.shapes import EXCLUSIVE
 from moorage.parsing import CAPACITY_MAX
 from moorage.parts import Forest
-from moorage.parts.forest import UNLIMITED, ClassRows, Rows
+from moorage.parts.class_columns import UNLIMITED, ClassRows, Rows
 from moorage.parts.layout import ANY
 
 from .reported_devices import DeviceTable, is_offered

@@ -28,6 +28,8 @@ _TRAIT_LABEL = re.compile(r"(?:.*/)?([A-Z0-9_]+)")
 _ARCHITECTURES = {"amd64": "X86_64", "arm64": "AARCH64", "ppc64le": "PPC64LE", "s390x": "S390X"}
 _CPU_PREFIX = {"arm64": "HW_CPU_AARCH64_", "ppc64le": "HW_CPU_PPC64LE_"}
 _NAMESPACE = uuid.NAMESPACE_URL.bytes
+#: Numbers for the trees of a cluster: so many for nodes, and as many for what several nodes reach.
+TREES = 1 << 20
 
 
 def uuids_of(cluster: str) -> Callable[[str], str]:
@@ -59,6 +61,12 @@ def claim_uuid(claim: str) -> str:
 def cluster_aggregate(cluster: str) -> str:
     """Returns the aggregate of all nodes of a cluster."""
     return str(uuid.uuid5(uuid.NAMESPACE_URL, f"moorage:cluster/{cluster}"))
+
+
+def first_of_cluster(cluster: str) -> int:
+    """Returns the number of a cluster's first tree in the order of candidates. It follows from the cluster's name, so that another
+    worker has the same, and is more than those of made trees."""
+    return (1 << 62) + (uuid.UUID(cluster_aggregate(cluster)).int >> 87) * 2 * TREES
 
 
 @lru_cache(65536)

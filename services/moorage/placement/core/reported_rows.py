@@ -8,21 +8,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moorage.fleet import Fleet
-from moorage.parts.forest import Rows
+from moorage.parts.class_columns import Rows
 from moorage.parts.layout import part_id
 
-from .reported_names import uuids_of
+from .reported_names import TREES, first_of_cluster, uuids_of
 
 
 class ClusterTrees(NamedTuple):
     """The nodes of a cluster as they were written: their names and layouts, by row of the block the node and the position in its
-    layout, and the block's ids."""
+    layout, the block's ids, and the order of the nodes, by row."""
 
     names: list[str]
     sources: list[bytes]
     of: Rows
     place: Rows
     ids: list[str]
+    order: Rows
 
 
 class CommonParts(NamedTuple):
@@ -110,7 +111,11 @@ class RowNumbers:
         sources = [all_layouts[number] for number in nodes.layouts.tolist()]
         if before is not None and before.names == names and before.sources == sources:
             return before
-        of = uuids_of(self._fleet.names[nodes.cid])
+        cluster = self._fleet.names[nodes.cid]
+        of = uuids_of(cluster)
+        rank = np.empty(len(names), np.int64)
+        rank[sorted(range(len(names)), key=names.__getitem__)] = np.arange(len(names))
+        order = first_of_cluster(cluster) + rank[nodes.of]
         if nodes.common is not None:
             ids = [
                 of(
@@ -121,7 +126,7 @@ class RowNumbers:
                 )
                 for node, at, inner in zip(nodes.of.tolist(), nodes.place.tolist(), nodes.inner.tolist(), strict=True)
             ]
-            return ClusterTrees(names, sources, nodes.of, nodes.place, ids)
+            return ClusterTrees(names, sources, nodes.of, nodes.place, ids, order)
         ids = []
         paths: dict[int, list[str]] = {0: [""]}
         for name, number in zip(names, nodes.layouts.tolist(), strict=True):
@@ -129,7 +134,17 @@ class RowNumbers:
             if found is None:
                 found = paths[number] = [part.path for part in self._fleet.parts.layouts.found[number].parts]
             ids += [of(part_id(name, path)) for path in found]
-        return ClusterTrees(names, sources, nodes.of, nodes.place, ids)
+        return ClusterTrees(names, sources, nodes.of, nodes.place, ids, order)
+
+
+def order_of_trees(nodes: ClusterNodes, trees: ClusterTrees, root: Rows) -> Rows:
+    """Returns the order of the trees, by row of their roots: nodes by name, then parts that several nodes reach."""
+    if nodes.common is None:
+        return trees.order
+    order, cluster = trees.order.copy(), trees.order[0] & -2 * TREES
+    common = np.flatnonzero((root == np.arange(len(root))) & (nodes.place > 0))
+    order[common] = [cluster + TREES + int(trees.ids[row][:5], 16) for row in common.tolist()]
+    return order
 
 
 def placed(nodes: ClusterNodes, first: Rows, parent: Rows, leave: Rows) -> tuple[Rows, Rows, Rows]:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from moorage.fleet import Fleet
 from moorage.parts import Forest
-from moorage.parts.forest import ClassRows, Rows
+from moorage.parts.class_columns import ClassRows, Rows
 
 from .reported_names import DISABLED, aggregate_of, cluster_aggregate, cpu_traits, node_traits, trait_of
 from .reported_rows import ClusterNodes, ClusterTrees

@@ -24,6 +24,7 @@ class Route(NamedTuple):
     unknown: int = 404
     has_body: bool = False
     alone: bool = False
+    own: bool = False  # not of the service: in the newest version that is served
 
 
 def _version(call: Call) -> Answer:
@@ -89,7 +90,7 @@ ROUTES: dict[str, dict[str, tuple[Route, ...]]] = {
     },
     "/allocation_candidates": {"GET": (Route(candidates.listed, "placement:allocation_candidates:list", 10),)},
     "/allocation_candidates/explain": {
-        "GET": (Route(explanations.explained, "placement:allocation_candidates:list", 40),)
+        "GET": (Route(explanations.explained, "placement:allocation_candidates:list", 40, own=True),)
     },
     "/traits": {"GET": (Route(names.list_traits, f"{_T}:list", 6),)},
     "/traits/{name}": {

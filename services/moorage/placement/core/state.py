@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -226,11 +227,16 @@ class State:
         """Returns the summaries of a tree, by its first row, if they were made since it changed."""
         return self._trees.use(self.forest.ids[root])
 
-    def tree_summaries(self, root: int) -> str:
+    def tree_summaries(self, root: int, at_once: int) -> Generator[None, None, str]:
         """Returns the members of a JSON object: the summaries of a tree's providers with parent and root. They are kept, for
-        answers show whole trees again and again."""
+        answers show whole trees again and again. Makes so many between two steps."""
         uuids = self.forest.ids[root : int(self.forest.leave[root])]
-        found = ",".join([f'"{uuid}":{self._encoded_summary(uuid, uuids[0])}' for uuid in uuids])
+        texts: list[str] = []
+        for begin in range(0, len(uuids), at_once):
+            if begin:
+                yield
+            texts += [f'"{uuid}":{self._encoded_summary(uuid, uuids[0])}' for uuid in uuids[begin : begin + at_once]]
+        found = ",".join(texts)
         if uuids[0] in self.providers:  # use of nodes changes with every report
             self._trees[uuids[0]] = found
         return found
@@ -332,21 +338,73 @@ class State:
                 yield
 
     def _write_providers(self, written: dict[str, Provider | None]) -> Generator[None, None, None]:
-        roots = {self.root_of(uuid) for uuid in written if uuid in self.providers}
-        changed = {uuid for uuid, new in written.items() if _has_other_columns(self.providers.get(uuid), new)}
+        other = {uuid: new for uuid, new in written.items() if _has_other_place(self.providers.get(uuid), new)}
+        if len(other) == 1 and self._write_leaf(*next(iter(other.items()))):
+            other = {}
         for number, (uuid, new) in enumerate(written.items(), 1):
-            self._forget(uuid)
-            if new is not None:
-                self._learn(new)
-            else:
-                self.providers.pop(uuid, None)
-                self._children.pop(uuid, None)
-                if uuid in self._writes:
-                    self._may_be_gone.add(uuid)
+            if new is not None and uuid not in other and uuid in self.providers:
+                self._write_provider(new)
             if number % _SLICE == 0:
                 yield
-        if not changed:
-            return
+        if other:
+            yield from self._write_trees(other)
+
+    def _write_provider(self, new: Provider) -> None:
+        """Writes a provider whose place is as before."""
+        old = self.providers[new.uuid]
+        self._forget(old)
+        self._learn(new)
+        if _has_other_columns(old, new):
+            self.forest.change(self._part(new))
+            self._trees.pop(self.root_of(new.uuid), None)
+
+    def _write_leaf(self, uuid: str, new: Provider | None) -> bool:
+        """Adds or removes a provider below others without writing their whole tree. Returns whether it did."""
+        old = self.providers.get(uuid)
+        if new is not None and old is None and new.parent is not None:
+            siblings = self._children.get(new.parent)
+            if siblings and _age(new) < _age(self.providers[next(reversed(siblings))]):
+                return False
+            self._learn(new)
+            self.forest.add(self._part(new))
+        elif new is None and old is not None and old.parent is not None and uuid not in self._children:
+            self._drop(uuid)
+            self.forest.remove(uuid)
+            new = old
+        else:
+            return False
+        assert new.parent is not None
+        self._trees.pop(self.root_of(new.parent), None)
+        return True
+
+    def _drop(self, uuid: str) -> None:
+        old = self.providers.get(uuid)
+        if old is not None:
+            self._forget(old)
+            self._leave_parent(old)
+            del self.providers[uuid]
+        self._children.pop(uuid, None)
+        if uuid in self._writes:
+            self._may_be_gone.add(uuid)
+
+    def _write_trees(self, written: dict[str, Provider | None]) -> Generator[None, None, None]:
+        """Writes all trees of providers that come, go or move."""
+        roots = {self.root_of(uuid) for uuid in written if uuid in self.providers}
+        for number, (uuid, new) in enumerate(written.items(), 1):
+            old = self.providers.get(uuid)
+            if new is None:
+                self._drop(uuid)
+            else:
+                if old is not None:
+                    self._forget(old)
+                    self._leave_parent(old)
+                self._learn(new)
+            if number % _SLICE == 0:
+                yield
+        # Children stand in the order in which they were made, so that candidates come in the same order after a restart.
+        for parent in {new.parent for new in written.values() if new is not None and new.parent is not None}:
+            children = sorted(self._children[parent], key=lambda uuid: _age(self.providers[uuid]))
+            self._children[parent] = dict.fromkeys(children)
         # All blocks are emptied before one is written: parts may have moved from tree to tree.
         for root in roots:
             if root in self._blocks:
@@ -366,17 +424,16 @@ class State:
             if number % _SLICE == 0:
                 yield
 
-    def _forget(self, uuid: str) -> None:
-        old = self.providers.get(uuid)
-        if old is None:
-            return
-        del self._named[old.name]
-        self._summaries.pop(uuid, None)
+    def _leave_parent(self, old: Provider) -> None:
         if old.parent is not None:
             siblings = self._children[old.parent]
-            del siblings[uuid]
+            del siblings[old.uuid]
             if not siblings:
                 del self._children[old.parent]
+
+    def _forget(self, old: Provider) -> None:
+        del self._named[old.name]
+        self._summaries.pop(old.uuid, None)
         for users, names in ((self._class_users, old.inventories), (self._trait_users, old.traits)):
             for name in names:
                 users[name] -= 1
@@ -387,7 +444,7 @@ class State:
         self.providers[new.uuid] = new
         self._named[new.name] = new.uuid
         if new.parent is not None:
-            self._children.setdefault(new.parent, {})[new.uuid] = None
+            self._children.setdefault(new.parent, {}).setdefault(new.uuid)
         for name in new.inventories:
             self._class_users[name] = self._class_users.get(name, 0) + 1
         for name in new.traits:
@@ -398,7 +455,8 @@ class State:
         if block is None:
             block = self._blocks[root] = self._next_block
             self._next_block += 1
-        self.forest.write(block, [self._part(self.providers[uuid]) for uuid in self.subtree(root)])
+        parts = [self._part(self.providers[uuid]) for uuid in self.subtree(root)]
+        self.forest.write(block, parts, _order(self.providers[root]))
 
     def _part(self, provider: Provider) -> Part:
         return Part(
@@ -445,11 +503,23 @@ class State:
                     self._trees.pop(self.forest.ids[self.forest.root[row]], None)
 
 
-def _has_other_columns(old: Provider | None, new: Provider | None) -> bool:
+def _age(provider: Provider) -> tuple[float, str]:
+    return provider.created, provider.uuid
+
+
+def _order(root: Provider) -> int:
+    """Returns the place of a made tree among others: they come as their roots were made."""
+    return (int(root.created * 1e6) << 10) + (zlib.crc32(root.uuid.encode()) & 1023)
+
+
+def _has_other_place(old: Provider | None, new: Provider | None) -> bool:
     if old is None or new is None:
-        return True
-    return (old.parent, old.inventories, set(old.traits), set(old.aggregates)) != (
-        new.parent,
+        return old is not new
+    return old.parent != new.parent
+
+
+def _has_other_columns(old: Provider, new: Provider) -> bool:
+    return (old.inventories, set(old.traits), set(old.aggregates)) != (
         new.inventories,
         set(new.traits),
         set(new.aggregates),
