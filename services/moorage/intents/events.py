@@ -57,6 +57,7 @@ class GroupEvents:
         elif hint == "withdraw":
             await self.withdraw(group, revision, created, ident)
         await self._bus.emit(subjects.intent_event(event, group), data, cause=cause, id=ident, once=once)
+        await self._bus.send_now()  # mergers wait for it
 
     async def withdraw(self, group: str, revision: int, created: str, cause: str) -> None:
         hint = Withdraw(id=new_id(), cause=cause, group=group, revision=revision, created=created)

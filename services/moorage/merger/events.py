@@ -69,6 +69,7 @@ async def tell(bus: Bus, attempt: Attempt, cause: str) -> None:
     else:
         await bus.emit(subject, attempt, cause=cause)
         await bus.publish(subjects.MERGER_WAITING, attempt)
+    await bus.send_now()
     log.info(attempt.phase.lower(), **_log_fields(attempt), cause=cause)  # last: nobody waits for it
 
 

@@ -258,6 +258,10 @@ class Connection:
         await self.nc.publish(subject, encode(event), headers={"Nats-Msg-Id": event.id} if once else None)
         return event.id
 
+    async def send_now(self) -> None:
+        """Writes what was published, which is otherwise written when the caller waits next: for callers that go on to compute."""
+        await asyncio.sleep(0)
+
     async def subscribe(
         self, subject: str, handle: Callable[[str, bytes], None], *, queue: str = "", max_bytes: int = 1 << 20
     ) -> Subscription:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, replace
@@ -37,6 +38,7 @@ class Declared:
     static: bool = False
     concerns: Sequence[str] = ()
     action_concerns: Sequence[str] = ()
+    prepare: bool = False
     candidates: Candidates | None = None
     actions: Actions | None = None
     steady: InitVar[bool | None] = None
@@ -72,6 +74,7 @@ def controller(
     capacity: bool = False,
     static: bool = False,
     concerns: Sequence[str] = (),
+    prepare: bool = False,
     steady: bool | None = None,
 ) -> Callable[[Candidates], Candidates]:
     """Declares a placement controller: a function of an ask and the fleet that returns which clusters may take each app.
@@ -83,12 +86,16 @@ def controller(
     clusters that the controller excludes, until it calls `changed`. `steady` is the old name of `static`.
     `concerns` promises that it allows every cluster for groups that have none of these: kinds of intents, or `parts`, `devices`,
     `machines` that their pods ask for. It is not asked about them.
+    `prepare=True` calls a plain function again with the newest asks when the fleet changed and nothing is asked, so that what it
+    caches by the shapes of pods is current when the next ask comes; what it returns then is not used.
     """
     if steady is not None:
         warnings.warn(_STEADY, DeprecationWarning, stacklevel=2)
         static = steady
 
     def declare(function: Candidates) -> Candidates:
+        if prepare and inspect.iscoroutinefunction(function):
+            raise ValueError(f"controller {name!r}: only a plain function can be called to prepare; this one is async")
         _declare(
             name,
             candidates=function,
@@ -99,6 +106,7 @@ def controller(
             capacity=capacity,
             static=static,
             concerns=concerns,
+            prepare=prepare,
         )
         return function
 

@@ -20,6 +20,7 @@ from moorage.model.problems import Problem, Refused
 
 from .answers import answer
 from .decorators import Actions, Candidates, Declared, Result
+from .preparation import Preparation
 
 log = structlog.get_logger("sdk")
 _asks = msgspec.json.Decoder(Ask)
@@ -51,12 +52,18 @@ class ControllerRunner:
         self._pending: set[asyncio.Task[Answer]] = set()
         # The answers of one batch are sent before the next batch is begun, so that their askers can go on meanwhile.
         self._batch_lock = asyncio.Lock()
+        self._preparations: dict[str, Preparation] = {}  # by controller
+
+    def fleet_changed(self) -> None:
+        """Lets controllers prepare for the next ask."""
+        for preparation in self._preparations.values():
+            preparation.changed()
 
     async def serve(self) -> None:
         for declared in self._controllers:
             name = declared.name
             if declared.candidates is not None:
-                subject, answering = subjects.candidates(name), self._answering(name, declared.candidates)
+                subject, answering = subjects.candidates(name), self._answering(declared, declared.candidates)
                 for served, handle in (
                     (subject, partial(self._answer_one, answering)),
                     (subjects.batch(subject), partial(self._answer_batch, answering)),
@@ -101,8 +108,11 @@ class ControllerRunner:
 
     # --- candidates
 
-    def _answering(self, name: str, function: Candidates) -> Answering:
+    def _answering(self, declared: Declared, function: Candidates) -> Answering:
         """Wraps a controller's function so that errors and missed deadlines become answers."""
+        name, preparation = declared.name, None
+        if declared.prepare:
+            preparation = self._preparations[name] = Preparation(lambda ask: function(ask, self._fleet))
 
         def complete(ask: Ask, result: Result) -> Answer:
             found = answer(result, ask, self._fleet, name)
@@ -123,6 +133,8 @@ class ControllerRunner:
                 return failed(ask, error)
 
         def call(ask: Ask) -> Answer | Coroutine[Any, Any, Answer]:
+            if preparation is not None:
+                preparation.asked(ask)
             try:
                 result = function(ask, self._fleet)
                 return wait(ask, result) if isinstance(result, Awaitable) else complete(ask, result)

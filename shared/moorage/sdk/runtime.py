@@ -63,6 +63,9 @@ async def run(
                 begin(fleet, log.ledger.newest_first())
         runner = ControllerRunner(bus, fleet, controllers, lambda: 0 if log is None else log.ledger.seq)
         await runner.serve()
+        fleet.on_change.append(lambda _change: runner.fleet_changed())
+        if log is not None:
+            log.on_fold.append(lambda _commit, _changes: runner.fleet_changed())
         bus.set_waiting_for("the intent store, to register")
         await runner.register()
         bus.on_reconnect(runner.register)

@@ -30,6 +30,7 @@ async def main(settings: Settings) -> None:
         policy="required",
         capacity=True,
         action_concerns=CONSUMER_KINDS,
+        prepare=True,
         candidates=candidates,
         actions=actions,
     )

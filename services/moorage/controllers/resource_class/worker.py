@@ -21,5 +21,5 @@ async def main(settings: Settings) -> None:
     def candidates(ask: Ask, fleet: Fleet) -> Answer:
         return answers[fleet].answer(ask)
 
-    classes = Declared(NAME, policy="optional", capacity=True, concerns=(DEVICES,), candidates=candidates)
+    classes = Declared(NAME, policy="optional", capacity=True, concerns=(DEVICES,), prepare=True, candidates=candidates)
     await run(settings, [classes], worker=NAME, begin=begin)

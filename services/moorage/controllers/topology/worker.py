@@ -17,5 +17,5 @@ async def main(settings: Settings) -> None:
             answers[fleet] = TopologyAnswers(fleet)
         return answers[fleet].answer(ask)
 
-    topology = Declared(NAME, policy="required", capacity=True, concerns=(PARTS,), candidates=candidates)
+    topology = Declared(NAME, policy="required", capacity=True, concerns=(PARTS,), prepare=True, candidates=candidates)
     await run(settings, [topology], worker=NAME)

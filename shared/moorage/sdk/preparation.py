@@ -1,0 +1,62 @@
+"""Answers the newest asks again after the fleet changed, while nothing is asked: what a controller caches by the shapes of pods is then
+current when the next ask comes, which most often is about pods like these."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import structlog
+
+from moorage.collections import LruDict
+from moorage.model.candidates import Ask
+
+log = structlog.get_logger("sdk")
+
+#: Asks that are kept, and the seconds after which nothing is prepared for one any more.
+KEPT, RECENT = 4, 60.0
+#: Seconds without an ask before something is prepared: where many groups are decided, it would only delay their answers.
+QUIET = 0.002
+#: The part of this process's time that it may take.
+SHARE = 0.1
+
+
+class Preparation:
+    """Calls `answer` with the asks that came last. `changed` tells that their answers may be others now."""
+
+    def __init__(self, answer: Callable[[Ask], object]) -> None:
+        self._answer = answer
+        self._asks = LruDict[tuple[str, ...], tuple[float, Ask]](KEPT)  # by the shapes of their pods
+        self._asked_at = 0.0
+        self._not_before = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def asked(self, ask: Ask) -> None:
+        self._asked_at = asyncio.get_running_loop().time()
+        if not (ask.explain or ask.held or ask.own):  # these are about one group
+            self._asks[tuple(shape.key for app in ask.apps for shape in app.shapes)] = self._asked_at, ask
+
+    def changed(self) -> None:
+        if self._timer is None and self._asks:
+            self._wait()
+
+    def _wait(self) -> None:
+        loop = asyncio.get_running_loop()
+        earliest = max(self._asked_at + QUIET, self._not_before, loop.time())
+        self._timer = loop.call_at(earliest, self._prepare)
+
+    def _prepare(self) -> None:
+        self._timer = None
+        now = asyncio.get_running_loop().time()
+        if now - self._asked_at < QUIET:
+            self._wait()
+            return
+        began = time.thread_time()
+        for at, ask in list(self._asks.values()):
+            if now - at < RECENT:
+                try:
+                    self._answer(ask)
+                except Exception:  # the ask itself tells its asker
+                    log.exception("a controller failed", group=ask.group)
+        self._not_before = now + (time.thread_time() - began) / SHARE
