@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from math import inf
 from typing import NamedTuple
 
 from moorage.machine_groups.guest_rules import PlacedGuests
@@ -14,6 +15,8 @@ from moorage.model.machines import Allow, GuestReport, WaitingReason
 
 from .layout import NodeKey
 
+#: Pods of applications that have slots, by claim and node.
+_InClaims = Mapping[str, Mapping[str, int]]
 #: Returns how many slots a node offers of a resource of slots.
 Offered = Callable[[NodeKey, str], int]
 
@@ -25,7 +28,8 @@ ANYWHERE = PlacedGuests({}, lambda _uid: "", lambda _node, _key: None)
 class SlotUse(NamedTuple):
     """A machine type in a cluster. `total`: its slots there that the mesh promises. `claims`: applications that the mesh placed into
     its slots, with the slots of each by node. `kept`: slots that are for guests of windows. `last`: nodes of the reservations that
-    leave first. `usable`: nodes on which slots are granted. `parent`: the type in whose slots it lives."""
+    leave first. `usable`: nodes on which slots are granted. `parent`: the type in whose slots it lives. `windows`: the slots of each window by
+    node, which are some of those in `kept`; `in_windows`: claims that use these."""
 
     machine: str
     cluster: str
@@ -38,6 +42,8 @@ class SlotUse(NamedTuple):
     last: Sequence[str] = ()
     usable: frozenset[str] = frozenset()
     parent: str = ""
+    windows: Mapping[str, Mapping[str, int]] = {}
+    in_windows: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True)
@@ -121,13 +127,13 @@ def _grant(
     placed: PlacedGuests,
 ) -> None:
     holders = [Holder(slot.window, slot.until or None) for slot in stays.values() if not slot.alone]
-    free = _Free(use, stays.values(), offered)
     in_claims: dict[str, dict[str, int]] = {}
     for slot in stays.values():
         if slot.alone and slot.node not in use.claims.get(slot.claim, {}):
             continue  # the slot that its application has is open still
         by_node = in_claims.setdefault(slot.claim, {})
         by_node[slot.node] = by_node.get(slot.node, 0) + 1
+    free = _Free(use, stays.values(), in_claims, offered, now)
     # Slots of applications are promised to their pods, whether these are there or not.
     own = reservation_claim(use.machine, use.cluster)
     for claim, nodes in use.claims.items():
@@ -155,7 +161,7 @@ def _grant(
             if node is None:
                 plan.waiting.append(short_of(guest, _nothing_free(use, guest, placed)))
                 continue
-            free.take(pool, node, apart=apart)
+            free.take(pool, node, until, apart=apart)
             holders.append(holder)
             slot = granted_slot(use, guest, node, now, pool=pool, apart=apart, claim=own)
         by_node = in_claims.setdefault(slot.claim, {})
@@ -286,7 +292,7 @@ def _free_node(
     if not guest.window and until is not None:
         # A slot that a window keeps for later: it is free again by then.
         for node in nodes:
-            if free.lends(node):
+            if free.lends(node, until):
                 return "", node, True
     return "", None, False
 
@@ -294,23 +300,42 @@ def _free_node(
 class _Free:
     """What is free beside what this plan gives already."""
 
-    def __init__(self, use: SlotUse, stays: Iterable[GrantedSlot], offered: Offered) -> None:
-        self._use, self._offered = use, offered
+    def __init__(
+        self, use: SlotUse, stays: Iterable[GrantedSlot], in_claims: _InClaims, offered: Offered, now: float
+    ) -> None:
+        self._use, self._offered, self._now = use, offered, now
         self._taken: dict[tuple[str, str], int] = {}
-        self._kept = dict(use.kept)
+        self._ends: dict[str, list[float]] = {}  # node → when those are over for whom no window keeps their slot
         for slot in stays:
-            if slot.apart or slot.pool:
-                self._kept[slot.node] = self._kept.get(slot.node, 0) - 1
+            if not (slot.pool or slot.alone or slot.claim in use.in_windows):
+                self._ends.setdefault(slot.node, []).append(slot.until or inf)
+        for claim, nodes in use.claims.items():
+            for node, count in nodes.items() if claim not in use.in_windows else ():
+                unused = count - in_claims.get(claim, {}).get(node, 0)
+                self._ends.setdefault(node, []).extend([inf] * unused)
 
     def offers(self, pool: str, node: str) -> bool:
         resource = slot_resource(self._use.machine, pool)
-        return self._offered(NodeKey(self._use.cluster, node), resource) > self._taken.get((pool, node), 0)
+        if self._offered(NodeKey(self._use.cluster, node), resource) <= self._taken.get((pool, node), 0):
+            return False
+        begins = (span.begin for span in self._use.spans if span.window.name == pool)
+        return all(self._unused(node, max(begin, self._now)) >= 0 for begin in begins)
 
-    def lends(self, node: str) -> bool:
-        return self._kept.get(node, 0) > 0
+    def lends(self, node: str, until: float) -> bool:
+        """Returns whether a node has a slot that windows keep and that none of them needs until then."""
+        times = [self._now, *(span.begin for span in self._use.spans if self._now < span.begin < until)]
+        return self._use.kept.get(node, 0) > 0 and all(self._unused(node, time) > 0 for time in times)
 
-    def take(self, pool: str, node: str, *, apart: bool) -> None:
+    def _unused(self, node: str, time: float) -> int:
+        """Returns how many slots of a node nobody has at a time, and no window."""
+        use = self._use
+        kept = sum(
+            use.windows.get(span.window.name, {}).get(node, 0) for span in use.spans if span.begin <= time < span.end
+        )
+        return use.slots.get(node, 0) - kept - sum(end > time for end in self._ends.get(node, ()))
+
+    def take(self, pool: str, node: str, until: float | None, *, apart: bool) -> None:
+        if not pool:
+            self._ends.setdefault(node, []).append(until or inf)
         if not apart:
             self._taken[pool, node] = self._taken.get((pool, node), 0) + 1
-        if apart or pool:
-            self._kept[node] = self._kept.get(node, 0) - 1

@@ -17,7 +17,7 @@ from .dependent_types import limits, places_alone
 from .layout import PATIENCE, NodeCounts, NodeKey, PooledNode, TypeLayout, lay_out
 from .mesh_machines import SlotParts, StoredMachine, share_of
 from .planner import FleetRoom, Planner, children_sizes, dependents, is_usable, window_projects
-from .slot_pods import SlotsInUse
+from .slot_pods import SlotsInUse, ends_beside_windows
 from .state import ClusterMachines
 from .window_slots import by_window, less, set_aside
 
@@ -75,15 +75,18 @@ def _reserve(
     allowed: Mapping[str, NodeCounts],
 ) -> dict[str, SlotParts]:
     """Notes the reservations of a type that change. Returns which of its slots are for what, also those of types that live in them."""
+    promised = in_use.promised[kind.name]
     offline = set_aside(
         layout.slots,
         kind.offline_slots,
         in_use.alone[kind.name],
         _set_aside_now(key, stored.clusters, ledger),
-        in_use.promised[kind.name],
+        promised,
     )
     spans = [span for span in map(Span.of, kind.windows) if span.end > now]
-    kept, windows = by_window(spans, less(layout.slots, offline))
+    ends = ends_beside_windows(ledger, stored.machine, kind.name, stored.clusters, promised)
+    held = _windows_now(key, stored.clusters, ledger)
+    kept, windows = by_window(spans, less(layout.slots, offline), held, ends, now)
     apart = places_alone(stored.machine, kind.name, offline, in_use.alone)
     most = limits(
         stored.machine,
@@ -120,6 +123,16 @@ def _set_aside_now(key: str, clusters: Iterable[str], ledger: Ledger) -> NodeCou
     for cluster in clusters:
         reserved = ledger.machines.reserved.get(reservation_claim(key, cluster))
         found |= {NodeKey(cluster, n): c for n, c in reserved.offline.items()} if reserved is not None else {}
+    return found
+
+
+def _windows_now(key: str, clusters: Iterable[str], ledger: Ledger) -> dict[str, NodeCounts]:
+    """Returns the slots of each window by the ledger."""
+    found: dict[str, NodeCounts] = {}
+    for cluster in clusters:
+        reserved = ledger.machines.reserved.get(reservation_claim(key, cluster))
+        for window, nodes in (reserved.windows if reserved is not None else {}).items():
+            found.setdefault(window, {}).update({NodeKey(cluster, n): c for n, c in nodes.items()})
     return found
 
 

@@ -14,7 +14,7 @@ from moorage.machine_groups import sizes
 from moorage.machine_groups.guest_rules import PlacedGuests
 from moorage.machine_groups.sizes import per_slot, root_of, slot_size
 from moorage.machine_groups.windows import Span, next_time
-from moorage.model.machine_slots import Dependent, GrantedSlot, ReservedSlots, reservation_claim
+from moorage.model.machine_slots import Dependent, GrantedSlot, ReservedSlots, reservation_claim, slot_resource
 from moorage.model.machines import (
     Allow,
     Grant,
@@ -31,7 +31,7 @@ from .dependent_types import limits, places_alone, types_below
 from .grants import GrantPlan, SlotUse, plan_grants
 from .layout import PATIENCE, NodeCounts, NodeKey, PooledNode, TypeLayout, lay_out
 from .mesh_machines import StoredMachine
-from .slot_pods import SlotsInUse, claims_within
+from .slot_pods import SlotsInUse, claims_within, ends_beside_windows
 from .state import ClusterMachines
 from .window_slots import by_window, less, set_aside
 
@@ -289,7 +289,12 @@ class Planner:
         name = machine_type.name
         offline = set_aside(layout.slots, machine_type.offline_slots, in_use.alone[name], aside, in_use.promised[name])
         spans = [span for span in _spans(machine_type) if span.end > self._now]
-        kept, windows = by_window(spans, less(layout.slots, offline))
+        held = {
+            window: {NodeKey(self._cluster.name, n): c for n, c in nodes.items()}
+            for window, nodes in (before.windows if before is not None else {}).items()
+        }
+        ends = ends_beside_windows(self._ledger, machine, name, (self._cluster.name,), in_use.promised[name])
+        kept, windows = by_window(spans, less(layout.slots, offline), held, ends, self._now)
         found = sizes(machine)
         places = less(less(layout.slots, offline), kept)
         most = limits(
@@ -327,19 +332,30 @@ class Planner:
         if kind is not None and machine is not None and kind.spec.dependence is not None:
             return self._dependent_use(machine, name, frozenset(ready))
         reserved = self._ledger.machines.reserved.get(claim)
-        slots = reserved.slots if reserved is not None else {}
+        offline = reserved.offline if reserved is not None else {}
+        slots = {
+            node: left
+            for node, count in (reserved.slots if reserved is not None else {}).items()
+            if (left := count - offline.get(node, 0)) > 0
+        }
+        claims = claims_within(self._ledger, claim)
         return SlotUse(
             machine=key,
             cluster=self._cluster.name,
-            total=sum(slots.values()) - sum(reserved.offline.values() if reserved is not None else ()),
+            total=sum(slots.values()),
             slots=slots,
             kept=reserved.kept if reserved is not None else {},
+            windows=reserved.windows if reserved is not None else {},
             spans=_spans(kind) if kind is not None else [],
             allow=machine.allow if machine is not None else Allow(),
-            claims=claims_within(self._ledger, claim),
+            claims=claims,
+            in_windows=frozenset(ident for ident in claims if not self._uses(ident, slot_resource(key))),
             last=self._cluster.held[key].last if key in self._cluster.held else (),
             usable=frozenset(ready),
         )
+
+    def _uses(self, ident: str, resource: str) -> bool:
+        return any(resource in slot.resources for slot in self._ledger.claims[ident].claim.slots)
 
     def _dependent_use(self, machine: Machine, name: str, usable: frozenset[str]) -> SlotUse:
         """Returns how a type that lives in slots of another is used: in slots that are open already as long as there are any."""

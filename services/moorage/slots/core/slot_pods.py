@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import inf
 from typing import NamedTuple
 
 from moorage.ledger import Ledger
 from moorage.ledger.families import Family
-from moorage.model.machine_slots import reservation_claim
+from moorage.model.machine_slots import reservation_claim, slot_resource
 from moorage.model.machines import Machine
 
 from .dependent_types import in_use
 from .layout import NodeCounts, NodeKey
+from .window_slots import SlotEnds
 
 
 class SlotsInUse(NamedTuple):
@@ -62,6 +64,34 @@ def given_alone(ledger: Ledger, machine: Machine, clusters: Iterable[str]) -> di
                     node = NodeKey(cluster, slot.node)
                     counts[node] = counts.get(node, 0) + 1
     return in_use(machine, pods)
+
+
+def ends_beside_windows(
+    ledger: Ledger, machine: Machine, name: str, clusters: Iterable[str], promised: NodeCounts
+) -> SlotEnds:
+    """Returns when those are over who have slots of a type that no window keeps for them; applications never are. `promised`: all slots
+    that somebody has, also by pods of types that live in them."""
+    ends: dict[NodeKey, list[float]] = {}
+    lent: dict[NodeKey, list[float]] = {}
+    others = dict(promised)
+    for cluster in clusters:
+        key = f"{machine.group}/{name}"
+        claim = reservation_claim(key, cluster)
+        for slot in ledger.machines.guests_of(claim):
+            if slot.claim == claim and not slot.alone:
+                node = NodeKey(cluster, slot.node)
+                others[node] = others.get(node, 0) - 1
+                if not slot.pool:
+                    (lent if slot.apart else ends).setdefault(node, []).append(slot.until or inf)
+        for ident in ledger.machines.within.get(claim, ()):
+            for used in ledger.claims[ident].claim.slots:
+                if slot_resource(key) not in used.resources:  # it is one of a window
+                    node = NodeKey(cluster, used.node)
+                    others[node] = others.get(node, 0) - used.count
+    for node, count in others.items():
+        if count > 0:
+            ends.setdefault(node, []).extend([inf] * count)
+    return SlotEnds(ends, lent)
 
 
 def _of_type(ledger: Ledger, key: str, cluster: str, *, alone: bool) -> NodeCounts:

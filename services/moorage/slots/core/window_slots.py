@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
 
 from moorage.machine_groups.windows import Span
 
@@ -29,23 +31,70 @@ def less(slots: NodeCounts, taken: NodeCounts) -> NodeCounts:
     return {node: left for node, count in slots.items() if (left := count - taken.get(node, 0)) > 0}
 
 
-def by_window(spans: Sequence[Span], slots: NodeCounts) -> tuple[NodeCounts, dict[str, NodeCounts]]:
-    """Returns the slots that windows keep from everyone else, and those of each window. Windows that overlap have different
-    ones; a slot serves one window after the other."""
-    places: list[tuple[NodeKey, float]] = [(node, 0.0) for node, count in slots.items() for _ in range(count)]
+Ends = Mapping[NodeKey, Sequence[float]]
+
+
+class SlotEnds(NamedTuple):
+    """When those are over who have slots that no window keeps for them, by node. `lent`: of whom slots that windows keep later."""
+
+    others: Ends = MappingProxyType({})
+    lent: Ends = MappingProxyType({})
+
+
+#: Nobody has slots.
+NOBODY = SlotEnds()
+
+
+def by_window(
+    spans: Sequence[Span],
+    slots: NodeCounts,
+    held: Mapping[str, NodeCounts] = MappingProxyType({}),
+    ends: SlotEnds = NOBODY,
+    now: float = 0.0,
+) -> tuple[NodeCounts, dict[str, NodeCounts]]:
+    """Returns the slots that windows keep from everyone else, and those of each window. Windows that overlap have different ones; a slot
+    serves one window after the other. `held`: those that windows have now. A window gets slots that nobody has when it begins, as
+    far as there are any, of these those that it has now. Slots that are lent are kept until nobody has them."""
+    places = [(node, 0.0) for node, count in slots.items() for _ in range(count)]
+    busy = [
+        end
+        for node, count in slots.items()
+        for end in _of_places(count, [*ends.others.get(node, ()), *ends.lent.get(node, ())])
+    ]
     kept: set[int] = set()
     windows: dict[str, NodeCounts] = {}
     for span in sorted(spans, key=lambda span: (span.begin, span.window.name)):
         mine = windows.setdefault(span.window.name, {})
-        left = span.slots
+        stay = dict(held.get(span.window.name, {}))
+        order: list[tuple[bool, bool, int]] = []
         for number, (node, until) in enumerate(places):
-            if left and until <= span.begin:
-                places[number] = node, span.end
-                kept.add(number)
-                mine[node] = mine.get(node, 0) + 1
-                left -= 1
+            if until > span.begin:
+                continue
+            stays = stay.get(node, 0) > 0
+            if stays:
+                stay[node] -= 1
+            order.append((busy[number] > span.begin, not stays, number))
+        for _, _, number in sorted(order)[: span.slots]:
+            node = places[number][0]
+            places[number] = node, span.end
+            kept.add(number)
+            mine[node] = mine.get(node, 0) + 1
     taken: NodeCounts = {}
     for number in kept:
         node = places[number][0]
         taken[node] = taken.get(node, 0) + 1
+    for node, lent in ends.lent.items():
+        needed = (
+            sum(windows[span.window.name].get(node, 0) for span in spans if span.begin <= time < span.end)
+            + sum(end > time for end in lent)
+            for time in (now, *(span.begin for span in spans if span.begin > now))
+        )
+        if most := min(slots.get(node, 0), max(taken.get(node, 0), *needed)):
+            taken[node] = most
     return taken, windows
+
+
+def _of_places(count: int, ends: Sequence[float]) -> list[float]:
+    """Returns when the slots of a node are free, the latest last."""
+    last = sorted(ends)[-count:] if count else []
+    return [0.0] * (count - len(last)) + last
