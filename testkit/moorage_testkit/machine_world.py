@@ -9,6 +9,8 @@ from collections import Counter
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
+
 from moorage.machine_groups.cluster import ClusterMachines
 from moorage.machine_groups.effects import Effect
 from moorage.machine_groups.injection import Injected, inject
@@ -37,6 +39,7 @@ class World:
         self.writes: Counter[str] = Counter()
         self.told: list[tuple[str, str]] = []  # names of Pods, and reasons of events about them
         self.allocatable = nodes
+        self.silent: set[str] = set()  # Nodes whose kubelets do nothing
         for name, amounts in nodes.items():
             self.create(
                 "Node",
@@ -120,7 +123,9 @@ class World:
             return {}
         self.writes[effect.purpose] += 1
         if effect.verb == "create":
-            return None if found is not None else self.create(effect.kind, copy.deepcopy(effect.body))
+            # As it travels: parts that are one object here are not there.
+            body = msgspec.json.decode(msgspec.json.encode(effect.body))
+            return None if found is not None else self.create(effect.kind, body)
         if found is None:
             return None
         meta = effect.body.get("metadata") or {}
@@ -129,6 +134,9 @@ class World:
             return None
         if effect.verb in ("delete", "evict"):
             if effect.kind == "Pod":
+                if effect.body.get("gracePeriodSeconds") == 0:
+                    self.remove(*effect.key)
+                    return copy.deepcopy(found)
                 return self.delete_pod(found)
             if not found["metadata"].get("finalizers"):
                 self.remove(*effect.key)
@@ -232,10 +240,14 @@ class World:
 
     def kubelets(self) -> None:
         """Ends one Pod that is being deleted."""
-        ending = [p for p in self.pods() if "deletionTimestamp" in p["metadata"]]
-        if ending:
+        if ending := self.ending():
             pod = self.rng.choice(ending)
             self.remove("Pod", pod["metadata"].get("namespace", ""), pod["metadata"]["name"])
+
+    def ending(self) -> list[Object]:
+        """Returns the Pods that are being deleted, and whose kubelet runs."""
+        pods = [p for p in self.pods() if "deletionTimestamp" in p["metadata"]]
+        return [p for p in pods if p["spec"].get("nodeName") not in self.silent]
 
     def finish(self, pod: Object) -> None:
         pod["status"] = {"phase": "Succeeded"}
@@ -293,7 +305,7 @@ class World:
             self.controllers()
             for _ in range(len(self.pods())):
                 self.schedule()
-            while any("deletionTimestamp" in p["metadata"] for p in self.pods()):
+            while self.ending():
                 self.kubelets()
             self.now += 0.6
             quiet = quiet + 1 if (self.version, len(self.events), len(self.pending)) == before else 0

@@ -542,6 +542,26 @@ def test_unused_slots_of_a_lost_node_move_after_a_while() -> None:
     assert {p["spec"].get("nodeName") for p in w.pods()} == {"n1"}
 
 
+def test_unused_slots_move_although_no_kubelet_ends_their_pods() -> None:
+    """A Node that is lost says nothing: what is deleted there stays, and with it the number of a StatefulSet's Pod."""
+    w = world(slots=2, nodes=2)
+    w.guest("guest", "a")
+    w.rest()
+    node = w.objects["Node", "", "n0"]
+    node["status"]["conditions"] = [{"type": "Ready", "status": "Unknown"}]
+    w.change("Node", node)
+    w.silent.add("n0")
+    w.rest()
+    lost = {p["metadata"]["uid"] for p in w.pods() if p["spec"].get("nodeName") == "n0"}
+    assert len(lost) == 2
+    w.now += 301
+    w.rest()
+    used = w.objects["Pod", "team", "guest"]["spec"]["nodeName"] == "n0"
+    assert w.usage("g")["a"] == {"maximum": 2, "reserved": 1, "used": 1, "waiting": 0}
+    stay = {p["metadata"]["uid"] for p in w.pods() if p["spec"].get("nodeName") == "n0"}
+    assert len(stay) == used, "only the guest stays, whom nobody may end"
+
+
 def test_children_share_the_slots_of_their_parent() -> None:
     child = {"spec": {"dependence": {"machineType": "a", "availableRatio": 0.5}}}
     document = machine("g", {"a": offline(2), "c": child}, {"n0": ["a"], "n1": ["a"]})

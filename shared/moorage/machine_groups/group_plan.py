@@ -6,7 +6,7 @@ from . import status
 from .cluster_objects import ClusterObjects
 from .effects import Effect
 from .group_objects import object_effects
-from .group_slots import set_aside_of, slots_of
+from .group_slots import set_aside_of, silent_nodes, slots_of
 from .group_state import GroupState
 from .group_status import conditions_of, status_effect, status_effects, waiting_events
 from .guest_rules import PlacedGuests
@@ -43,6 +43,7 @@ def plan_group(cluster: ClusterObjects, group: GroupState, now: float, times: li
         _placed(cluster, group),
         cluster.left_over.pods_of(group.machine.group),
         set_aside_of(group, stored_slots),
+        silent_nodes(cluster, group, now),
     )
     plan = plan_handover(group.handover, now, situation)
     next_times = [time for time in (plan.next, group.limits.next_time(now)) if time is not None]

@@ -98,3 +98,14 @@ def _room(cluster: ClusterObjects, name: str, state: Condition, now: float) -> N
         return NodeRoom({}, {}, False, state != "Maintenance" and keeps_yet)
     keeps = state == "Ready" or (state == "NotReady" and keeps_yet)
     return NodeRoom(node.allocatable, node.labels, state == "Ready", keeps)
+
+
+def silent_nodes(cluster: ClusterObjects, group: GroupState, now: float) -> frozenset[str]:
+    """Returns the Nodes from which unused slots have moved, and whose kubelets do not end Pods: they are gone, or say nothing."""
+    found = set()
+    for name in group.entries:
+        node = cluster.nodes.get(name)
+        since = cluster.not_ready_since.get(name, now)
+        if now >= since + MOVE_AFTER and (node is None or node.conditions.get("Ready") != "True"):
+            found.add(name)
+    return frozenset(found)

@@ -72,6 +72,11 @@ def handover_effects(
         handover.removing.add(name)
         body = {"preconditions": {"uid": handover.reservations[name].uid}}
         effects.append(Effect("delete", "Pod", cluster.namespace, name, body, "reservation"))
+    for name in plan.forced:
+        key = ("Pod", cluster.namespace, name)
+        body = {"preconditions": {"uid": handover.reservations[name].uid}, "gracePeriodSeconds": 0}
+        if not cluster.writes.is_busy(key) and cluster.writes.may_repair(key, body, now, times, "forced"):
+            effects.append(Effect("delete", *key, body, "reservation"))
     for opening in plan.openings:
         effects += _opening_effect(cluster, handover, opening, claims[opening.guest.type], now)
     for found in plan.evictions:

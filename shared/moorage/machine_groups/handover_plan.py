@@ -31,7 +31,10 @@ class _Planner:
         pins, removals = self._place_reservations()
         openings = self._openings()
         replaced = self._replaced(pins)
-        return Plan(stores, pins, removals, openings, self.a.evictions, replaced, min(self.a.times, default=None))
+        # Nobody ends them there, and their StatefulSet makes no others of their numbers before they are gone.
+        forced = [p.name for p in self.h.reservations.values() if p.deleting and p.node in self.s.silent]
+        next_time = min(self.a.times, default=None)
+        return Plan(stores, pins, removals, forced, openings, self.a.evictions, replaced, next_time)
 
     # --- reservations
 

@@ -99,9 +99,10 @@ class Stored(NamedTuple):
 
 class Situation(NamedTuple):
     """What a plan rests on besides the Pods. `slots`: per type and Node; `offline`: those of them that the cluster grants alone; `usable`:
-    Nodes that are Ready; `ordered`: grants of the mesh, None without it; `stored`: by type; `left_over`: reservations of
-    another controller, which hold places until they are replaced; `placed`: guests on Nodes, and which rules they have about others;
-    `set_aside`: of types of which the mesh promises only so many, how many the cluster grants alone."""
+    Nodes that are Ready; `ordered`: grants of the mesh, None without it; `stored`: by type; `left_over`: reservations of another
+    controller, which hold places until they are replaced; `placed`: guests on Nodes, and which rules they have about others;
+    `set_aside`: of types of which the mesh promises only so many, how many the cluster grants alone; `silent`: Nodes without a kubelet
+    that ends Pods."""
 
     slots: Mapping[str, Mapping[str, int]]
     offline: Mapping[str, Mapping[str, int]]
@@ -112,6 +113,7 @@ class Situation(NamedTuple):
     placed: PlacedGuests
     left_over: Sequence[ReservationPod] = ()
     set_aside: Mapping[str, int] = MappingProxyType({})
+    silent: frozenset[str] = frozenset()
 
 
 class Opening(NamedTuple):
@@ -125,6 +127,7 @@ class Plan(NamedTuple):
     stores: dict[str, Stored]
     pins: dict[str, str]  # name of a reservation → Node
     removals: list[str]  # names of reservations
+    forced: list[str]  # names of reservations that go without their kubelet
     openings: list[Opening]
     evictions: list[Guest]
     replaced: list[ReservationPod]  # of another controller
