@@ -93,13 +93,15 @@ def _located(
     entries = spec.get("nodePool")
     if not isinstance(entries, list):
         return dict(data), []
-    known = before.node_pool if before is not None else ()
+    known: dict[str, list[str]] = {}
+    for node in before.node_pool if before is not None else ():
+        known.setdefault(node.name, []).append(node.cluster)
     pool, violations = [], []
     for number, entry in enumerate(entries):
         found = entry
         if isinstance(entry, Mapping) and isinstance(name := entry.get("name"), str) and name:
             named = entry.get("cluster") or spec.get("cluster") or ""
-            where = next((node.cluster for node in known if node.name == name and named in ("", node.cluster)), "")
+            where = next((cluster for cluster in known.get(name, ()) if named in ("", cluster)), "")
             if not where and isinstance(named, str):
                 located = _cluster_of(name, named, f"spec.nodePool[{number}].name", clusters_with)
                 if isinstance(located, Violation):
