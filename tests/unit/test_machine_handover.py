@@ -162,6 +162,25 @@ def test_a_controller_that_writes_the_same_status_is_answered_every_30_seconds(o
     assert w.condition("g", "Ready")["reason"] == ("OtherControllerActive" if other else "Reconciled")
 
 
+def test_objects_of_the_same_name_do_not_wait_for_each_other() -> None:
+    """A Machine and a Node that are made again and again are new each time."""
+    w = world(slots=0, nodes=2)
+    for _ in range(4):
+        w.rest()
+        began = w.now
+        assert w.condition("g", "Ready")["status"] == "True"
+        assert w.objects["Node", "", "n0"]["metadata"]["labels"][NODE_POOL] == "ready"
+        spec = copy.deepcopy(w.machine("g")["spec"])
+        meta = {"name": "g", "labels": w.machine("g")["metadata"]["labels"]}
+        w.remove("Machine", "", "g")
+        w.rest()
+        w.remove("Node", "", "n0")
+        status = {"allocatable": {"cpu": "4"}, "conditions": [{"type": "Ready", "status": "True"}]}
+        w.create("Node", {"metadata": {"name": "n0", "labels": {}}, "spec": {}, "status": status})
+        w.create("Machine", {"metadata": meta, "spec": spec})
+    assert w.now < began + 15
+
+
 def test_nothing_waits_because_others_changed_an_object_again() -> None:
     """Neither guests for a slot while somebody changes its StatefulSet, nor marks of a Node that is not ready any more."""
     w = world(slots=3, nodes=2)

@@ -172,7 +172,7 @@ class ClusterMachines(ClusterObjects):
         patch = node_patch(node, wanted)
         if patch is None:
             return []
-        about = {"marks": wanted, "healthy": node.is_healthy}
+        about = {"marks": wanted, "healthy": node.is_healthy, "uid": node.uid}
         if self.writes.is_busy(key) or not self.writes.may_repair(key, about, now, times):
             return []
         return [Effect("merge", "Node", "", name, patch, "node")]

@@ -41,7 +41,8 @@ def status_effect(
         return []
     # Another controller may write it, too, whenever it is changed.
     lasting = [{k: v for k, v in c.items() if k != "lastTransitionTime"} for c in wanted["conditions"]]
-    if not cluster.writes.may_repair(key, {**wanted, "conditions": lasting}, now, times, "status"):
+    about = {**wanted, "conditions": lasting, "uid": meta.get("uid")}
+    if not cluster.writes.may_repair(key, about, now, times, "status"):
         return []
     body = {"metadata": {"resourceVersion": meta["resourceVersion"]}, "status": patch}
     return [Effect("status", kind, "", meta["name"], body, "status")]
