@@ -12,6 +12,7 @@ from moorage.bus import Bus, Incoming, NoAnswer, Settings
 from moorage.mesh import Bucket, Stream
 from moorage.mesh.discovery import installed
 from moorage.mesh.permissions import agent_user, for_agent, for_user, machines_of
+from moorage.mesh.subjects import LEDGER_COMMIT
 from moorage_testkit.polling import until
 from moorage_testkit.servers import NatsServer
 
@@ -19,6 +20,7 @@ AGENT = "lab/edge.1"
 MACHINES = machines_of(AGENT)
 MESH = installed()
 KINDS, TABLE = MESH.users, MESH.subjects
+COMMITTING = next(row.publishers for row in TABLE if row.pattern == LEDGER_COMMIT)
 BUCKETS = [store.name for store in MESH.stores.values() if isinstance(store, Bucket)]
 
 
@@ -89,8 +91,8 @@ async def test_no_worker_can_write_the_stores_of_another(broker: NatsServer, kin
     for bucket in BUCKETS:
         if bucket not in written(kind):
             await bus.publish(f"$KV.{bucket}.mine", b"1")
-    if kind not in ("merger", "placement", "slots"):
-        await bus.publish("moorage.ledger.commit", b"{}")
+    if kind not in COMMITTING:
+        await bus.publish(LEDGER_COMMIT, b"{}")
     await bus.publish("$JS.API.STREAM.DELETE.MOORAGE_LEDGER", b"")
     await bus.settle()
     for bucket in BUCKETS:

@@ -1,8 +1,9 @@
-"""The subject table as a page of the documentation."""
+"""The tables of subjects and stores as a page of the documentation."""
 
 from __future__ import annotations
 
 from .mesh import Mesh
+from .stores import Stream
 
 _HEAD = """\
 # Subjects
@@ -19,6 +20,16 @@ on `moorage.intents.*` is `{"accepted": false, "problem": {…}}`, elsewhere `{"
 |---|---|---|---|---|
 """
 
+_STORES = """
+## Stores
+
+Who may write and read the key-value buckets and object stores of JetStream; streams are rows above. Agents of clusters and nodes may
+use none; what may write may read.
+
+| store | writers | readers |
+|---|---|---|
+"""
+
 
 def markdown(mesh: Mesh) -> str:
     lines = []
@@ -30,4 +41,10 @@ def markdown(mesh: Mesh) -> str:
         lines.append(
             f"| `{row.pattern}`{request} | {row.payload} | {publishers} | {subscribers} | {row.description} |\n"
         )
+    lines.append(_STORES)
+    for store in mesh.stores.values():
+        if not isinstance(store, Stream):
+            writers = [spec.name for spec in mesh.specs if store in spec.owns or store.name in spec.writes]
+            readers = [spec.name for spec in mesh.specs if spec.name not in writers and store.name in spec.reads]
+            lines.append(f"| `{store.name}` | {', '.join(writers)} | {', '.join(readers)} |\n")
     return _HEAD + "".join(lines)
