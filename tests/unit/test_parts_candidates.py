@@ -23,6 +23,7 @@ from moorage.parts import (
     SameSubtree,
     alike_trees,
     candidates,
+    solver,
 )
 
 TRAITS = ["T0", "T1", "T2"]
@@ -296,6 +297,13 @@ def test_candidates_are_those_of_the_definition(start: int) -> None:
 
 def test_trees_that_are_nearly_alike_have_their_own_candidates() -> None:
     assert sum(check_world(seed, copies=4) for seed in range(200)) > 500
+
+
+def test_states_that_failed_are_remembered_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise small searches end before they remember any."""
+    monkeypatch.setattr(solver, "PATIENCE", 0)
+    monkeypatch.setattr(solver, "PAUSE", 1)
+    assert sum(check_world(seed) for seed in range(3_000, 3_500)) > 500
 
 
 def test_equal_hashes_of_trees_do_not_make_them_alike(monkeypatch: pytest.MonkeyPatch) -> None:

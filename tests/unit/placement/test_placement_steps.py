@@ -106,6 +106,39 @@ def test_the_children_of_a_wide_tree_are_not_compared_with_each_other(state: Sta
     assert body["allocation_requests"] == [] and time.thread_time() - began < 3
 
 
+def test_groups_over_a_wide_tree_are_read_in_steps_and_once(state: State) -> None:
+    """One step read the room of all parts for each group, which took 4 us each."""
+    made = [provider("broad", None)]
+    made += [provider(f"broad-{number}", made[0].uuid, PGPU=4) for number in range(4_000)]
+    state.apply(Change({p.uuid: p for p in made}))
+    counts = []
+    for number in (2, 16):
+        groups = "&".join(f"resources_{group}=PGPU:1" for group in range(number))
+        body, steps, _ = asked(state, "/allocation_candidates", f"{groups}&isolate=_0&limit=3")
+        assert len(body["allocation_requests"]) == 3 and len(body["provider_summaries"]) == 4_001
+        counts.append(steps)
+    assert counts[0] >= 10 and counts[1] - counts[0] < 4
+    body, steps, _ = asked(state, "/allocation_candidates", "resources_A=PGPU:1&resources_B=VGPU:1&same_subtree=_A,!_B")
+    assert body["allocation_requests"] == []
+
+
+def test_what_changes_of_a_wide_tree_is_written_alone() -> None:
+    state = State()
+    made = [provider("root", None)]
+    made += [provider(f"child-{number}", made[0].uuid, VGPU=4) for number in range(30_000)]
+    state.apply(Change({p.uuid: p for p in made}))
+    rows = dict(state.forest.rows)
+    larger = msgspec.structs.replace(made[7], inventories={"VGPU": InventoryRecord(total=5)})
+    again = provider("again", made[9].uuid, VGPU=7)
+    began = time.thread_time()
+    for change in ({larger.uuid: larger}, {made[8].uuid: None}, {again.uuid: again}):
+        state.apply(Change(change))
+    assert time.thread_time() - began < 0.05, "all of it takes three times 100 ms"
+    assert state.forest.room(state.forest.rows[larger.uuid], "VGPU") == 5
+    assert state.forest.parent[state.forest.rows[again.uuid]] == state.forest.rows[made[9].uuid]
+    assert state.forest.rows[made[7].uuid] == rows[made[7].uuid] and made[8].uuid not in state.forest.rows
+
+
 @pytest.mark.parametrize("again", [False, True])
 def test_all_candidates_are_gathered_in_steps(state: State, again: bool) -> None:
     """Summaries of trees are kept; taking them from there takes its time, too."""
