@@ -42,8 +42,13 @@ class Trees:
             self.forest.write(block, parts.values(), order=block)
         elif what == "add":
             self.made += 1
-            part = parts[f"p{self.made}"] = random_part(rng, f"p{self.made}", rng.choice(list(parts)))
-            self.forest.add(part)
+            part = random_part(rng, f"p{self.made}", rng.choice(list(parts)))
+            before = rng.choice([None, *(name for name, other in parts.items() if other.parent == part.parent)])
+            self.forest.add(part, before)
+            names = list(parts)
+            names.insert(len(names) if before is None else names.index(before), part.id)
+            parts[part.id] = part
+            self.blocks[block] = {name: parts[name] for name in names}
         elif what == "change":
             name = rng.choice(list(parts))
             parts[name] = random_part(rng, name, parts[name].parent)

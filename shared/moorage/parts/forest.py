@@ -138,8 +138,8 @@ class Forest:
         (self._sharing.add if SHARES in part.traits else self._sharing.discard)(row)
         self._put_classes(block, row, part)
 
-    def add(self, part: Part) -> None:
-        """Adds a part as the last child of its parent."""
+    def add(self, part: Part, before: str | None = None) -> None:
+        """Adds a part below its parent, before another child or as the last."""
         assert part.parent is not None
         parent = self.rows[part.parent]
         block = int(self.block[parent])
@@ -147,7 +147,7 @@ class Forest:
         if run.size == run.length:
             run = self._move(block, run)
             parent = self.rows[part.parent]
-        row = int(self.leave[parent])
+        row = int(self.leave[parent]) if before is None else self.rows[before]
         self.ids[row + 1 : run.end + 1] = self.ids[row : run.end]
         for column in self._columns():
             with_gap(column, row, run.end)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Generator, Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -22,6 +23,8 @@ from .reported_names import is_reported, uuids_of
 SUMMARIES, TREES = 200_000, 40_000
 #: Records, trees or consumers of a large change that are written between two steps.
 _SLICE = 100
+#: Providers that are moved one by one; with more, their trees are written anew, in about the same time.
+_FEW = 16
 
 
 class State:
@@ -339,7 +342,7 @@ class State:
 
     def _write_providers(self, written: dict[str, Provider | None]) -> Generator[None, None, None]:
         other = {uuid: new for uuid, new in written.items() if _has_other_place(self.providers.get(uuid), new)}
-        if len(other) == 1 and self._write_leaf(*next(iter(other.items()))):
+        if len(other) == 1 and self._write_alone(*next(iter(other.items()))):
             other = {}
         for number, (uuid, new) in enumerate(written.items(), 1):
             if new is not None and uuid not in other and uuid in self.providers:
@@ -358,31 +361,50 @@ class State:
             self.forest.change(self._part(new))
             self._trees.pop(self.root_of(new.uuid), None)
 
-    def _write_leaf(self, uuid: str, new: Provider | None) -> bool:
-        """Adds or removes a provider below others without writing their whole tree. Returns whether it did."""
+    def _write_alone(self, uuid: str, new: Provider | None) -> bool:
+        """Makes, moves or deletes one provider without writing the rest of its tree. Returns whether it did: not if there are many
+        below it."""
         old = self.providers.get(uuid)
-        if new is not None and old is None and new.parent is not None:
-            siblings = self._children.get(new.parent)
-            if siblings and _age(new) < _age(self.providers[next(reversed(siblings))]):
-                return False
-            self._learn(new)
-            self.forest.add(self._part(new))
-        elif new is None and old is not None and old.parent is not None and uuid not in self._children:
-            self._drop(uuid)
-            self.forest.remove(uuid)
-            new = old
-        else:
+        below = list(islice(self.subtree(uuid), _FEW + 1))
+        if len(below) > _FEW:
             return False
-        assert new.parent is not None
-        self._trees.pop(self.root_of(new.parent), None)
-        return True
-
-    def _drop(self, uuid: str) -> None:
-        old = self.providers.get(uuid)
         if old is not None:
+            self._trees.pop(self.root_of(uuid), None)
+            if old.parent is None:
+                self.forest.write(self._blocks.pop(uuid), ())
+            else:
+                for one in reversed(below):
+                    self.forest.remove(one)
             self._forget(old)
             self._leave_parent(old)
-            del self.providers[uuid]
+        if new is None:
+            self._drop(uuid)
+            return True
+        self._learn(new)
+        if new.parent is None:
+            self._write_tree(uuid)
+        else:
+            self.forest.add(self._part(new), self._join_parent(new, new.parent))
+            for one in below[1:]:
+                self.forest.add(self._part(self.providers[one]))
+        for one in below:
+            self._summaries.pop(one, None)
+        self._trees.pop(self.root_of(uuid), None)
+        return True
+
+    def _join_parent(self, new: Provider, parent: str) -> str | None:
+        """Puts a child among those of a parent, which stand in the order in which they were made. Returns the next one."""
+        children = self._children.setdefault(parent, {})
+        last = next(reversed(children), None)
+        children[new.uuid] = None
+        if last is None or _age(self.providers[last]) < _age(new):
+            return None
+        ordered = sorted(children, key=lambda uuid: _age(self.providers[uuid]))
+        self._children[parent] = dict.fromkeys(ordered)
+        return ordered[ordered.index(new.uuid) + 1]
+
+    def _drop(self, uuid: str) -> None:
+        self.providers.pop(uuid, None)
         self._children.pop(uuid, None)
         if uuid in self._writes:
             self._may_be_gone.add(uuid)
@@ -392,13 +414,15 @@ class State:
         roots = {self.root_of(uuid) for uuid in written if uuid in self.providers}
         for number, (uuid, new) in enumerate(written.items(), 1):
             old = self.providers.get(uuid)
+            if old is not None:
+                self._forget(old)
+                self._leave_parent(old)
             if new is None:
                 self._drop(uuid)
             else:
-                if old is not None:
-                    self._forget(old)
-                    self._leave_parent(old)
                 self._learn(new)
+                if new.parent is not None:
+                    self._children.setdefault(new.parent, {})[uuid] = None
             if number % _SLICE == 0:
                 yield
         # Children stand in the order in which they were made, so that candidates come in the same order after a restart.
@@ -443,8 +467,6 @@ class State:
     def _learn(self, new: Provider) -> None:
         self.providers[new.uuid] = new
         self._named[new.name] = new.uuid
-        if new.parent is not None:
-            self._children.setdefault(new.parent, {}).setdefault(new.uuid)
         for name in new.inventories:
             self._class_users[name] = self._class_users.get(name, 0) + 1
         for name in new.traits:
