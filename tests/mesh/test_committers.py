@@ -10,9 +10,11 @@ from moorage.bus import Bus, Conflict, NoAnswer
 from moorage.ledger import (
     Committed,
     Dropped,
+    Guard,
+    Ledger,
     committer,
 )
-from moorage.model.claims import Decision, Reassignment, Release, Withdrawal
+from moorage.model.claims import Decision, Reassignment, Release, Settlement, Withdrawal
 from moorage_testkit.committers import CommitterHarness, at_the_log, pod_on
 from moorage_testkit.fleets import node
 from moorage_testkit.invariants import read_log, violations
@@ -232,6 +234,63 @@ async def test_a_reassignment_and_a_decision_of_one_group_are_separate_commits(n
     party.capacity.hold(less)
     both = await asyncio.gather(party.committer.commit(moved), party.committer.commit(less))
     assert isinstance(both[0], Committed) and isinstance(both[1], Dropped)
+    await party.bus.close()
+
+
+async def test_a_decision_stays_as_it_is_while_a_settlement_of_its_cluster_comes_first(
+    nats: NatsServer, bus: Bus
+) -> None:
+    """What it is decided from changes with the settlement, but most often its room is still there."""
+    party = await CommitterHarness(nats, scarce).open()
+    await party.commit(pod_on("g"))
+    moved = Settlement(cluster="lab/c-0", epoch="", slots={"claim-g": pod_on("g", at="n-1").claims[0].slots})
+    fits, lost = pod_on("fits"), pod_on("lost", at="n-1", cpu=1500)
+    for decision in (fits, lost):
+        party.capacity.hold(decision)
+    results = await asyncio.gather(
+        party.committer.commit(moved),
+        party.committer.commit(fits),
+        party.committer.commit(lost),
+        party.committer.commit(Withdrawal(group=group("other"), revision=1)),
+    )
+    assert results[0] == results[3] == Committed(2) and results[1] == Committed(3)
+    assert isinstance(results[2], Dropped), "the settlement took its room"
+    assert party.free["lab/c-0", "n-0"] == party.free["lab/c-0", "n-1"] == 1000
+    await party.bus.close()
+
+
+async def test_a_guard_makes_an_entry_of_the_state_that_it_is_appended_to(nats: NatsServer, bus: Bus) -> None:
+    first, second = [await CommitterHarness(nats, scarce).open() for _ in range(2)]
+    await first.commit(pod_on("g"))
+    await second.follower.wait(1)
+    seen: list[int] = []
+
+    def guard(ledger: Ledger) -> Withdrawal:
+        seen.append(ledger.seq)
+        return Withdrawal(group=group("g"), revision=ledger.seq)
+
+    placeholder = Withdrawal(group="", revision=0)
+    await asyncio.gather(first.commit(pod_on("h")), second.committer.commit(placeholder, guard))
+    _, commits = await read_log(first.bus)
+    (made,) = (entry for _, commit in commits for entry in commit.entries_of(Withdrawal))
+    assert made == Withdrawal(group=group("g"), revision=seen[-1])
+    for p in (first, second):
+        await p.bus.close()
+
+
+async def test_entries_that_became_larger_share_no_commit_that_is_too_large(nats: NatsServer, bus: Bus) -> None:
+    party = await CommitterHarness(nats, scarce).open()
+
+    def large(number: int) -> Guard:
+        made = Withdrawal(group=group(f"g-{number}"), revision=1, traceparent="x" * 500_000)
+        return lambda _ledger: made
+
+    small = Withdrawal(group="", revision=0)
+    results = await asyncio.gather(*(party.committer.commit(small, large(n)) for n in range(3)))
+    assert results == [Committed(1), Committed(2), Committed(3)]
+    too_large = Withdrawal(group=group("g"), revision=1, traceparent="x" * 800_000)
+    dropped = await party.committer.commit(small, lambda _: too_large)
+    assert isinstance(dropped, Dropped) and dropped.code == "DecisionTooLarge"
     await party.bus.close()
 
 

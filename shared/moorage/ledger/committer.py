@@ -20,6 +20,7 @@ from .commits import encode_commit, encode_entry
 from .device_quotas import DeviceQuotas
 from .entries import Batch, Dropped, handler_of
 from .entries.decision import NO_ROOM, WITHDRAWN
+from .entries.handler import NEXT_COMMIT
 from .follower import LOG, LedgerFollower
 from .ledger import Changes, Ledger
 
@@ -38,8 +39,9 @@ class Committed(msgspec.Struct, frozen=True):
     seq: int
 
 
-#: Is called right before each attempt to append an entry. Returns why the entry may not be appended, or None.
-Guard = Callable[[Ledger], Dropped | None]
+#: Is called right before each attempt to append an entry. Returns why the entry may not be appended, the one to append in its
+#: place, or None.
+Guard = Callable[[Ledger], Dropped | Entry | None]
 #: Is called when other decisions took the room. Returns another decision, held in the capacity already, or None.
 DecideAgain = Callable[[], Decision | None]
 
@@ -79,9 +81,9 @@ class Committer:
         """Appends the entry. `again` makes another decision at once where the room was taken, so that the group keeps its
         turn."""
         raw = encode_entry(entry)
-        if len(raw) > MAX_BYTES - _ENVELOPE:
+        if (too_large := _too_large(raw)) is not None:
             handler_of(entry).give_back(entry, self._capacity)
-            return Dropped("DecisionTooLarge", f"{len(raw)} bytes; a commit may have {MAX_BYTES}")
+            return too_large
         done: asyncio.Future[Committed | Dropped] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Pending(entry, raw, guard, again, done))
         self._wake.set()
@@ -114,12 +116,14 @@ class Committer:
             pending.done.set_result(why)
 
     def _check(self, pendings: list[_Pending]) -> list[_Pending]:
-        """Drops what may not be appended any more and returns the rest. The order matters: room that a dropped decision
-        gives back is free for those after it."""
+        """Drops what may not be appended any more, puts off what must wait for the next commit, and returns the rest. The order
+        matters: room that a dropped decision gives back is free for those after it."""
         batch = Batch(self._follower.ledger, self._capacity)
         good: list[_Pending] = []
-        for pending in pendings:
-            why = pending.guard(batch.ledger) if pending.guard is not None else None
+        later: list[_Pending] = []
+        size = _ENVELOPE
+        for number, pending in enumerate(pendings):
+            why = self._guarded(pending)
             if why is None:
                 why = handler_of(pending.entry).check(pending.entry, batch)
             if why is NO_ROOM and self._decided_again(pending):
@@ -127,11 +131,26 @@ class Committer:
             if why is None and self._quotas is not None and isinstance(pending.entry, Decision):
                 before = [one.entry for one in good if isinstance(one.entry, Decision)]
                 why = self._quotas.check(pending.entry, before)
-            if why is not None:
+            if why is None and size + len(pending.raw) > MAX_BYTES:  # one that was made anew is larger
+                later += pendings[number:]
+                break
+            if why is NEXT_COMMIT:
+                later.append(pending)
+            elif why is not None:
                 self._drop(pending, why)
             else:
                 good.append(pending)
+                size += len(pending.raw) + 1
+        self._waiting.extendleft(reversed(later))
         return good
+
+    def _guarded(self, pending: _Pending) -> Dropped | None:
+        """Asks the guard of an entry, and takes over the entry that it makes in its place."""
+        made = pending.guard(self._follower.ledger) if pending.guard is not None else None
+        if made is None or isinstance(made, Dropped):
+            return made
+        pending.entry, pending.raw = made, encode_entry(made)
+        return _too_large(pending.raw)
 
     def _decided_again(self, pending: _Pending) -> bool:
         if pending.again is None:
@@ -216,6 +235,12 @@ class Committer:
                 await asyncio.sleep(0.1)
             else:
                 self._follower.fold(seq, fence)
+
+
+def _too_large(raw: msgspec.Raw) -> Dropped | None:
+    if len(raw) <= MAX_BYTES - _ENVELOPE:
+        return None
+    return Dropped("DecisionTooLarge", f"{len(raw)} bytes; a commit may have {MAX_BYTES}")
 
 
 def _now() -> float:

@@ -9,13 +9,12 @@ from moorage.model.claims import Allocation
 
 from ..allocations import AllocationLedger, Exchange
 from .decision import NO_ROOM
-from .handler import Batch, Dropped, EntryHandler, FoldEffects
+from .handler import NEXT_COMMIT, Batch, Dropped, EntryHandler, FoldEffects
 
 if TYPE_CHECKING:
     from ..capacity import Capacity
     from ..ledger import Ledger
 
-_SETTLED = Dropped("", "a settlement of the same commit uses the room of a cluster")
 DEPOSED = Dropped("Deposed", "another placement worker took over")
 CHANGED = Dropped("Changed", "the consumer was changed by another request")
 
@@ -40,7 +39,7 @@ class AllocationHandler(EntryHandler[Allocation]):
     def check(self, entry: Allocation, batch: Batch) -> Dropped | None:
         why = _refusal(entry, batch.ledger.allocations, batch.consumers)
         if why is None and any(cluster in batch.settled for w in entry.writes for cluster in w.consumer.taken):
-            why = _SETTLED
+            why = NEXT_COMMIT
         if why is None and not batch.capacity.holds_room(entry.id):
             why = NO_ROOM
         if why is None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from moorage.model.claims import Decision
 
-from .handler import Batch, Dropped, EntryHandler, FoldEffects
+from .handler import NEXT_COMMIT, Batch, Dropped, EntryHandler, FoldEffects
 
 if TYPE_CHECKING:
     from ..capacity import Capacity
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 WITHDRAWN = Dropped("Withdrawn", "the revision was withdrawn, or a newer one is decided")
 NO_ROOM = Dropped("", "other decisions took the room")
-_SETTLED = Dropped("", "a settlement of the same commit uses the room of a cluster")
 _GROUP_CHANGES = Dropped("", "another entry of the same commit changes the group's claims")
 
 
@@ -49,7 +48,7 @@ class DecisionHandler(EntryHandler[Decision]):
         if group_changes:
             return _GROUP_CHANGES
         if batch.settled and any(claim.cluster in batch.settled for claim in entry.claims):
-            return _SETTLED
+            return NEXT_COMMIT  # which of the room is left once it is settled
         return None if batch.capacity.fits(entry.id) else NO_ROOM
 
     def give_back(self, entry: Decision, capacity: Capacity) -> None:

@@ -24,6 +24,10 @@ class Dropped(msgspec.Struct, frozen=True):
     free: str = ""
 
 
+#: Another entry of the same commit comes first. The entry stays as it is, and is checked again for the next commit.
+NEXT_COMMIT = Dropped("", "another entry of the same commit comes first")
+
+
 @dataclass(slots=True)
 class FoldEffects:
     """The effects of the entries of one commit so far. `Changes` explains the fields."""
@@ -62,7 +66,7 @@ class EntryHandler(Generic[EntryT]):
         raise NotImplementedError
 
     def check(self, entry: EntryT, batch: Batch) -> Dropped | None:
-        """Returns why the entry may not be appended, or None."""
+        """Returns why the entry may not be appended, or None. With NEXT_COMMIT it may be, but not in this commit."""
         return None
 
     def give_back(self, entry: EntryT, capacity: Capacity) -> None:

@@ -8,14 +8,13 @@ from moorage.model.claims import SlotGrants, SlotReservations
 from moorage.model.machine_slots import reservation_claim
 
 from .decision import NO_ROOM
-from .handler import Batch, Dropped, EntryHandler, FoldEffects
+from .handler import NEXT_COMMIT, Batch, Dropped, EntryHandler, FoldEffects
 
 if TYPE_CHECKING:
     from ..capacity import Capacity
     from ..ledger import Ledger
 
 DEPOSED = Dropped("Deposed", "another worker took over")
-_SETTLED = Dropped("", "a settlement of the same commit uses the room of a cluster")
 
 
 class ReservationHandler(EntryHandler[SlotReservations]):
@@ -33,7 +32,7 @@ class ReservationHandler(EntryHandler[SlotReservations]):
         if not batch.ledger.machines.accepts(entry):
             return DEPOSED
         if any(reserved.cluster in batch.settled for reserved in entry.reserved):
-            return _SETTLED
+            return NEXT_COMMIT
         return None if batch.capacity.holds_room(entry.id) and batch.capacity.keeps_slots(entry) else NO_ROOM
 
     def give_back(self, entry: SlotReservations, capacity: Capacity) -> None:

@@ -6,12 +6,10 @@ from typing import TYPE_CHECKING
 
 from moorage.model.claims import Settlement
 
-from .handler import Batch, Dropped, EntryHandler, FoldEffects
+from .handler import NEXT_COMMIT, Batch, Dropped, EntryHandler, FoldEffects
 
 if TYPE_CHECKING:
     from ..ledger import Ledger
-
-_SAME_COMMIT = Dropped("Overtaken", "another entry of the same commit changes the claims")
 
 _OLDER_ROWS = Dropped("Overtaken", "the cluster was settled from newer rows")
 
@@ -52,7 +50,7 @@ class SettlementHandler(EntryHandler[Settlement]):
         groups = {a.group for ident in idents if (a := batch.ledger.claims.get(ident)) is not None}
         groups.update(self._groups_of(entry, batch.ledger))
         if entry.cluster in batch.settled or groups & batch.groups:
-            return _SAME_COMMIT
+            return NEXT_COMMIT
         batch.groups |= groups
         batch.settled.add(entry.cluster)
         return None
