@@ -77,6 +77,8 @@ COMMIT_TRIES = 16
 BEHIND_TRIES = 3
 #: Seconds before they are asked again, while the change is on its way to them.
 _BEHIND_DELAY = 0.01
+#: Documents of the newest decisions that are kept: settling needs those of groups that are being rolled out.
+_DOCUMENTS = 512
 #: Answers that are kept for controllers whose policy is stale-ok.
 _MAX_STALE = 2048
 _OVERTAKEN = ProposalRefused(
@@ -134,6 +136,7 @@ class Decider:
         self.name_order = NameOrder()
         self._stale = LruDict[tuple[str, str, int], bytes](_MAX_STALE)  # controller, group, revision → answer
         self._deciding: dict[str, int] = {}  # group → revision
+        self.documents = LruDict[tuple[str, int], Revision](_DOCUMENTS)  # of decisions made here: group, revision
         self.recorder = Recorder(bus, self.committer.ident, lambda: bool(self._deciding))
         follower.on_fold.append(self.recorder.folded)
         self._last_took_ms: dict[str, float] = {}  # by controller
@@ -297,7 +300,7 @@ class Decider:
         loop = asyncio.get_running_loop()
         if settled(self.ledger, record.group, record.revision):
             return None
-        record = self.bound(within_quotas(record, self.quotas))
+        document, record = record, self.bound(within_quotas(record, self.quotas))
         for app in record.apps:
             for shape in app.shapes:
                 self.devices.record(shape, (record.group, record.revision, app.name, shape.object))
@@ -314,6 +317,7 @@ class Decider:
             if refusal is None:
                 return None
             if isinstance(refusal, Attempt):
+                self.documents[document.group, document.revision] = document
                 return Outcome(refusal)
             hopeless = refusal.final or asked_again == BEHIND_TRIES or not self._misses_clusters(results)
             if hopeless and not refusal.overtaken:

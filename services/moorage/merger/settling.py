@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import msgspec
 import structlog
@@ -36,12 +36,18 @@ log = structlog.get_logger("merger")
 RETRY = 1.0
 #: Clusters that are settled at the same time. Most of the time goes to reading documents and to the log's answers.
 AT_ONCE = 32
+#: How often the documents of groups are read that are to be settled together: others may join them meanwhile.
+TRIES = 3
 #: Seconds until a displaced group is decided again: at once, then after 1, 2, 4 ... up to the second value.
 BACK_OFF, BACK_OFF_MOST = 1.0, 300.0
 #: Seconds that an order to move devices waits for the settlement.
 MOVE_TIMEOUT = 5.0
 #: Documents, and groups that were displaced before, that are remembered.
 REMEMBERED = 4096
+
+
+_SETTLED = Dropped("", "nothing is to be settled any more")
+_LATER = Dropped("", "more has to be known first")
 
 
 class _Record(Model, kw_only=True):
@@ -210,6 +216,8 @@ class Settling:
         if decider.ledger.settled_from_newer_rows(cluster, str(decider.fleet.epoch)):
             return
         forced = cluster in self._forced
+        if not forced and await self._settle_open(cluster):
+            return
         draft = self._draft(cluster, {}, {}, whole=forced)
         if draft is None or not (forced or is_unsettled(draft)):
             return
@@ -255,6 +263,73 @@ class Settling:
             if group in ended:
                 await self._tell(cluster, documents[group], found.displaced[group])
 
+    async def _settle_open(self, cluster: str) -> bool:
+        """Settles a cluster where nothing failed and nobody is displaced. The settlement is computed once, right before it is
+        appended. Returns whether that was all there is to do."""
+        for _ in range(TRIES):
+            missing = await self._append_open(cluster)
+            if missing is None:
+                return True
+            if not missing or len(await self._documents_of(missing)) < len(missing):
+                return False
+        return False
+
+    async def _append_open(self, cluster: str) -> Collection[str] | None:
+        """Appends a settlement of open slots, if there is one. Returns None, or which groups' documents are to be read before; none
+        of them if it takes more than a look at open slots."""
+        failed: Exception | None = None
+        missing: Collection[str] = ()
+
+        def guard(_ledger: Ledger) -> Dropped | Settlement:
+            nonlocal failed, missing
+            try:
+                found, missing = self._compute_open(cluster)
+            except Exception as error:  # noqa: BLE001 - raised where it was asked for, not in the committer
+                found, failed = None, error
+            if found is None:
+                return _LATER
+            if found.entry is None:
+                return _SETTLED
+            reached("merger.settling")
+            return found.entry
+
+        # The guard makes another entry in the place of this one.
+        result = await self._decider.committer.commit(Settlement(cluster=cluster, epoch=""), guard)
+        if failed is not None:
+            raise failed
+        if result is _LATER:
+            return missing
+        if isinstance(result, Dropped):
+            if result is not _SETTLED:
+                self._suspect([cluster])
+            return None
+        reached("merger.settled")
+        return None
+
+    def _compute_open(self, cluster: str) -> tuple[Settled | None, Collection[str]]:
+        """Computes a settlement of open slots. Without the first the documents of these groups are missing, or it takes more."""
+        ledger = self._decider.ledger
+        if self._lost.on(cluster) or self._devices.matters(cluster) or ledger.displaced_on(cluster):
+            return None, ()
+        documents: dict[str, Revision] = {}
+        draft = self._draft(cluster, documents, {}, whole=False)
+        if draft is None or not is_unsettled(draft):
+            return Settled(None), ()
+        known = {group: self._known_document(group) for group in groups_to_settle(draft)}
+        if missing := [group for group, document in known.items() if document is None]:
+            return None, missing
+        documents.update((group, self._decider.bound(document)) for group, document in known.items() if document)
+        found = settle(draft)
+        return (None if found.displaced else found), ()
+
+    def _known_document(self, group: str) -> Revision | None:
+        """Returns the document that the group's decision was made from, if it was decided or read here."""
+        standing = self._decider.ledger.standing.get(group)
+        if standing is None:
+            return None
+        key = (group, standing.revision)
+        return self._decider.documents.get(key) or self._documents.get(key)
+
     def _ends(self, group: str, entry: Settlement) -> bool:
         standing = self._decider.ledger.standing.get(group)
         return standing is not None and standing.id in entry.ended
@@ -263,7 +338,8 @@ class Settling:
         self, cluster: str, documents: Mapping[str, Revision], progress: Mapping[str, Progress], *, whole: bool
     ) -> Settled:
         """Computes the settlement at this moment."""
-        draft = self._draft(cluster, documents, progress, whole=whole)
+        bound = {group: self._decider.bound(document) for group, document in documents.items()}
+        draft = self._draft(cluster, bound, progress, whole=whole)
         return Settled(None) if draft is None else settle(draft)
 
     def _draft(
@@ -275,7 +351,6 @@ class Settling:
         if cid is None or not decider.fleet.usable_clusters[cid]:
             return None
         held, lost = decider.capacity.held_on(cluster), self._lost.on(cluster)
-        documents = {group: decider.bound(document) for group, document in documents.items()}
         whole = whole or bool(lost) or self._devices.matters(cluster)
         objects = decider.capacity.to_settle(cluster, whole=whole)
         around = Surroundings(documents, held, lost, progress.get, self._devices.on(cluster), objects)
@@ -301,7 +376,7 @@ class Settling:
         """Returns the documents that the groups' decisions were made from, by group, as far as they are there."""
         standing = self._decider.ledger.standing
         wanted = {group: standing[group].revision for group in groups if group in standing}
-        found = {key: self._documents.get(key) for key in wanted.items()}
+        found = {key: self._decider.documents.get(key) or self._documents.get(key) for key in wanted.items()}
         unread = [key for key, document in found.items() if document is None]
         if unread:
             found.update(zip(unread, await asyncio.gather(*(self._document(*key) for key in unread)), strict=True))

@@ -336,12 +336,15 @@ class Draft:
         have some: else the pod is of an older template, and ends with the rollout."""
         refused = self.fleet.pods.refused_of(self.cid)
         given: NodeAmounts = {}
+        open_places = OpenPlaces(self)
+        by_family: dict[Family, list[Place]] = {}
+        for place in self.places:
+            by_family.setdefault(place.family, []).append(place)
         for family, strays in self.strays.items():
             if is_per_node(family):
                 continue  # each of its slots stays on its node
-            overfull = self.overfull()
-            mine = [place for place in self.places if place.family == family]
-            mine.sort(key=lambda place: place.node in self.rows and place.node not in overfull)
+            mine = by_family.get(family, [])
+            mine.sort(key=lambda place: place.node in self.rows and not open_places.is_overfull(place.node))
             avoided = refused.get(mine[0].claim.id, ()) if mine else ()
             nodes = [node for node, count in sorted(strays.items()) if node not in avoided for _ in range(count)]
             for place, node in zip(mine, nodes, strict=False):
@@ -351,6 +354,7 @@ class Draft:
                         continue
                     place.inside = found[0]
                     add_on(given, node, part_resources(found[0].parts))
+                open_places.leave(place)
                 place.node, place.host, place.stray = node, self.host(node), True
 
     def host(self, node: str) -> str:
@@ -366,10 +370,8 @@ class Draft:
 
     def overfull(self) -> set[str]:
         """Returns the nodes with open places that pods and open places together leave no room for."""
-        room = self.room_beside(self.open())
-        return {
-            place.node for place in self.open() if place.node in self.rows and room.lacks(place.node, place.resources)
-        }
+        open_places = OpenPlaces(self)
+        return {node for node in open_places.nodes if open_places.is_overfull(node)}
 
     def room_beside(self, places: Iterable[Place]) -> NodeRoom:
         """Returns what is free beside pods and these places."""
@@ -467,6 +469,30 @@ class Draft:
             if slots != before and not same_slots(slots, before):
                 result[ident] = merged_slots(slots)
         return result
+
+
+class OpenPlaces:
+    """The open places of a draft by node, and what is free beside them and the pods."""
+
+    def __init__(self, draft: Draft) -> None:
+        self.nodes: dict[str, dict[int, Place]] = {}
+        places = draft.open()
+        for place in places:
+            if place.node in draft.rows:
+                self.nodes.setdefault(place.node, {})[id(place)] = place
+        self._room = draft.room_beside(places)
+
+    def leave(self, place: Place) -> None:
+        """Takes a place out, as a pod stands for it now."""
+        self._room.take(place.node, place.resources, -1)
+        self.nodes.get(place.node, {}).pop(id(place), None)
+
+    def is_overfull(self, node: str) -> bool:
+        """Returns whether pods and open places leave too little of something that an open place there takes."""
+        taken: dict[str, int] = {}
+        for place in self.nodes.get(node, {}).values():
+            taken |= {name: amount for name, amount in place.resources.items() if amount}
+        return bool(taken) and self._room.lacks(node, taken)
 
 
 def _pods_on(slots: Iterable[Slot], node: str) -> list[Mapping[str, int]]:
