@@ -186,13 +186,21 @@ class _Attempt(AttemptState):
         for number, one in enumerate(self.wanted):
             if one.is_update:
                 if not one.shape.per_node:
-                    slots = placed[number].slots
-                    placed[number].slots = _with_surge(
-                        _one_per_node_first(slots) if self.has_rules else slots, one.shape.count
-                    )
+                    placed[number].slots = self._with_surge(number, plans[number], placed[number].slots)
                 if number in self.without_surge:
                     placed[number].surge_left_out = one.shape.surge
         return self._with_rules(placed)
+
+    def _with_surge(self, number: int, plan: Plan, slots: list[Slot]) -> list[Slot]:
+        """Marks the slots that are for the surge. The first pods of a rollout start where nothing is to go before, and stay there: where
+        a node has no room beside the older pods, the slot elsewhere is not the one that ends with the rollout."""
+        if self.has_rules:
+            ordered: Sequence[Slot] = _one_per_node_first(slots)
+        else:
+            fixed = len(plan.slots)
+            kept = fixed - _runs_of(plan.slots, plan.taken_over)
+            ordered = [*slots[:kept], *slots[fixed:], *slots[kept:fixed]]
+        return _with_surge(ordered, self.wanted[number].shape.count)
 
     def limits_that_fit(self) -> Limits | None:
         """Returns how many older slots each object takes over on each node such that all pods fit; None where no such way was
@@ -311,6 +319,15 @@ def _one_per_node_first(slots: Sequence[Slot]) -> list[Slot]:
         else:
             ordered.append(slot)
     return ordered
+
+
+def _runs_of(slots: Sequence[Slot], pods: int) -> int:
+    """Returns how many of the last slots these pods have."""
+    runs = 0
+    while pods > 0:
+        runs += 1
+        pods -= slots[-runs].count
+    return runs
 
 
 def _with_surge(slots: Sequence[Slot], count: int) -> list[Slot]:

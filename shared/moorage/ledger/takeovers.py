@@ -64,12 +64,14 @@ class Wanted(NamedTuple):
 @dataclass(slots=True)
 class Plan:
     """The slots of one object that are fixed, and the shape of the pods that are to be assigned yet. `granted`: the optional
-    needs of all of them; None if the assignment grants them."""
+    needs of all of them; None if the assignment grants them. `taken_over`: how many pods have slots that take over older ones; these
+    slots are the last."""
 
     slots: list[Slot]
     kept: bool
     shape: Shape | None = None
     granted: list[int] | None = None
+    taken_over: int = 0
 
 
 @dataclass(slots=True)
@@ -248,7 +250,7 @@ class Takeover:
         self._take([*self.kept, *slots])
         left = missing - sum(slot.count for slot in slots)
         rest = self._shape_with(granted, left, slots) if left else None
-        return Plan([*self.kept, *slots], bool(self.kept), rest, granted)
+        return Plan([*self.kept, *slots], bool(self.kept), rest, granted, missing - left)
 
     def _shape_with(self, granted: Sequence[int], count: int, others: Sequence[Slot] = ()) -> Shape:
         """Returns the shape with these optional needs as mandatory ones, and without the others. `others`: new slots beside those
