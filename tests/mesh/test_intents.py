@@ -23,6 +23,7 @@ from moorage.mesh.discovery import installed
 from moorage.model.groups import Decide, EndedGroups, GroupRecord, Withdraw
 from moorage.model.names import group_tokens
 from moorage.model.problems import Refused, conflict
+from moorage.model.status import GroupStatus
 from moorage_testkit.mesh_client import eventually
 from moorage_testkit.polling import until
 from moorage_testkit.servers import NatsServer
@@ -196,6 +197,58 @@ async def test_a_change_makes_a_new_revision_and_keeps_the_old_one(mesh: Mesh) -
     second = await mesh.the_record()
     assert second.resolved.instantiated == first.resolved.instantiated
     await until(lambda: [d.record.revision for d in mesh.decides] == [1, 2])
+
+
+async def test_old_revisions_are_kept_up_to_a_number_before_the_one_that_runs(
+    mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With no status they are all kept: what runs may be as old as the first."""
+    for task in list(mesh.workers):
+        await mesh.stop(task)
+    monkeypatch.setenv("MOORAGE_REVISIONS_KEPT", "5")
+    await mesh.start()
+    revisions, statuses = mesh.bus.bucket("moorage-revisions"), mesh.bus.bucket("moorage-status")
+    name = "default/shop/v1/default"
+
+    images = iter(range(1000))
+
+    async def change(count: int) -> None:
+        for _ in range(count):
+            document = application()
+            container = document["spec"]["apps"][0]["manifests"][0]["spec"]["template"]["spec"]["containers"][0]
+            container["image"] = f"nginx:{next(images)}"
+            assert (await mesh.apply(document))["accepted"]
+
+    async def kept() -> list[int]:
+        keys = await revisions.keys(f"{group_tokens(name)}.*")
+        return sorted(int(key.rpartition(".")[2]) for key in keys)
+
+    async def run(revision: int) -> None:
+        status = GroupStatus(group=name, revision=revision, phase="Running", decision="d", version=1)
+        await statuses.put(group_tokens(name), msgspec.json.encode(status))
+
+    async def now_kept(*expected: int) -> None:
+        async def are() -> bool:
+            return await kept() == list(expected)
+
+        await eventually(are, 20, f"revisions {expected} are kept")
+
+    await change(20)
+    newest = (await mesh.the_record()).revision
+    assert newest == 20 and await kept() == list(range(1, 20))
+    await run(12)
+    await change(10)
+    await now_kept(*range(7, 30))
+    refused = await mesh.ask(subjects.INTENTS_ACT, {"group": "shop", "verb": "rollback", "revision": 3})
+    assert refused["problem"]["status"] == 404
+    assert (
+        "the oldest is 7" in refused["problem"]["detail"] and "MOORAGE_REVISIONS_KEPT" in refused["problem"]["detail"]
+    )
+    done = await mesh.ask(subjects.INTENTS_ACT, {"group": "shop", "verb": "rollback", "revision": 7})
+    assert done["accepted"] and done["revision"] == 31
+    await run(31)
+    await change(9)
+    await now_kept(*range(26, 40))
 
 
 async def test_life_cycle_steps_refuse_wrong_states(mesh: Mesh) -> None:

@@ -29,6 +29,7 @@ class GroupCache:
     def __init__(self, groups: Bucket, documents: Bucket) -> None:
         self._groups, self._documents = groups, documents
         self.known: dict[str, CachedGroup] = {}  # by the group's tokens
+        self._unfinished: set[str] = set()  # groups, by their tokens, of which a step waits for what others do
         self.stale: set[str] = set()  # groups whose record may lack intents that name them
         self.stale_added = asyncio.Event()
         self._intents: dict[str, tuple[AcceptedIntent, int]] = {}
@@ -47,6 +48,10 @@ class GroupCache:
     def heads(self) -> Iterable[Head]:
         return (known.head for known in self.known.values())
 
+    def unfinished(self) -> list[Head]:
+        """Returns the groups that are deleted once nothing of them runs, and those whose predecessor ends once they run."""
+        return [self.known[tokens].head for tokens in self._unfinished]
+
     def head(self, group: str) -> Head | None:
         known = self.known.get(group_tokens(group))
         return None if known is None else known.head
@@ -60,12 +65,16 @@ class GroupCache:
         old = self.known.get(tokens)
         if old is None or known.at >= old.at:
             self.known[tokens] = known
+            head = known.head
+            waits = head.leaving or (head.succeeds and head.state == "Instantiated")
+            (self._unfinished.add if waits else self._unfinished.discard)(tokens)
 
     def forget(self, tokens: str, at: int = 0) -> None:
         """`at`: the bucket's revision of the deletion; 0: a read just now found nothing."""
         old = self.known.get(tokens)
         if old is not None and (at == 0 or at > old.at):
             del self.known[tokens]
+            self._unfinished.discard(tokens)
 
     def _on_group(self, tokens: str, value: bytes | None, at: int) -> None:
         if value is None:

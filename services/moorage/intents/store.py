@@ -25,6 +25,7 @@ from .core import transitions, validate
 from .core.transitions import Head, Transition
 from .core.validate import Accepted
 from .events import GroupEvents
+from .old_revisions import OldRevisions
 from .tombstones import Tombstone, Tombstones
 
 _encode = msgspec.json.Encoder().encode
@@ -97,6 +98,7 @@ class GroupStore:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self.catalog = ClassCatalog()
         self.cache = GroupCache(self._groups, bus.bucket(stores.DOCUMENTS))
+        self.old_revisions = OldRevisions(self._revisions, bus.bucket(stores.STATUS))
         self.tombstones = Tombstones(bus, self._revisions, self.cache.known)
         self.events = GroupEvents(bus, self._groups, self._revisions, self.cache)
 
@@ -335,6 +337,8 @@ class GroupStore:
             ident=ident,
             created=record.created,
         )
+        if self.old_revisions.is_due(record.revision):
+            self._bus.spawn(self.old_revisions.trim(group))
         return _carried_out(group, change)
 
     async def _read(self, tokens: str) -> Entry | None:

@@ -127,6 +127,12 @@ class Bucket:
         body = {"filter": self._prefix + keys, "seq": upto + 1}
         await jetstream.api(self._conn, f"STREAM.PURGE.{self._stream}", body, timeout=self._timeout)
 
+    async def keys(self, keys: str) -> list[str]:
+        """Returns which of these keys there are. A deleted one is among them as long as its marker is kept."""
+        body = {"subjects_filter": self._prefix + keys}
+        info = await jetstream.api(self._conn, f"STREAM.INFO.{self._stream}", body, timeout=self._timeout)
+        return [subject[len(self._prefix) :] for subject in info["state"].get("subjects") or ()]
+
     async def last(self) -> int:
         """Returns the number of the last change of any key."""
         return int((await jetstream.stream_state(self._conn, self._stream, self._timeout))["last_seq"])

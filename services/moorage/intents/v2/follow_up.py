@@ -50,8 +50,7 @@ class FollowUp:
             except TimeoutError:
                 pass
             self._event_seen.clear()
-            unfinished = [h for h in self._cache.heads() if h.leaving or (h.succeeds and h.state == "Instantiated")]
-            for head in unfinished:
+            for head in self._cache.unfinished():
                 try:
                     await self._finish(head)
                 except NoAnswer:

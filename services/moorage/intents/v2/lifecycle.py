@@ -214,7 +214,7 @@ class Lifecycle:
                 return Transition(None, "unchanged")
             older = await self._store.older(step.group, revision)
             if older is None or not older.document:
-                raise Refused(not_found(f"revision {revision} of {step.group}"))
+                raise Refused(await self._store.old_revisions.problem(step.group, revision))
             application = validate.application(older.document, GroupName.parse(step.group))
             # Without a digest, a document equal to the present one makes a new revision, too.
             head = msgspec.structs.replace(transitions.Head.of(record), digest="")
