@@ -75,9 +75,8 @@ class AgentApi:
         if not self._is_certain():
             return None
         cluster, ask = _cluster(incoming), _ask(incoming.data)
-        have = _encode([ask.have, ask.pins])
         if ask.part:
-            kept = self._replies.get((cluster, have))
+            kept = self._replies.get((cluster, _what_it_has(ask)))
             if kept is not None and ask.part < len(kept):
                 return kept[ask.part]
         apps = await self._changed_apps(cluster, ask)
@@ -87,7 +86,7 @@ class AgentApi:
             return self._empty
         parts = reply_parts(apps, self._generation)
         if len(parts) > 1:
-            self._replies[cluster, have] = parts
+            self._replies[cluster, _what_it_has(ask)] = parts
         return parts[min(ask.part, len(parts) - 1)]
 
     async def _changed_apps(self, cluster: str, ask: DesiredAsk) -> list[bytes]:
@@ -95,9 +94,12 @@ class AgentApi:
         on_cluster = self._apps.on(cluster)
         changed: list[bytes] = []
         if self._era:
-            changed += self._unknown_apps(have, {f"{app.group} {app.app}" for app in on_cluster})
+            changed += self._unknown_apps(have, {app.name for app in on_cluster})
         for app in on_cluster:
-            name = f"{app.group} {app.app}"
+            name = app.name
+            untied = not (app.pinned or name in ask.pins)
+            if untied and self._groups.is_done(app.group, app.app, cluster, have.get(name, 0)):
+                continue  # as most are
             pins = self._changed_pins(app, ask.pins.get(name, ""))
             encoded = await self._changed_app(app, cluster, have.get(name, 0), pins)
             if encoded is not None:
@@ -214,6 +216,10 @@ class AgentApi:
             problem = Problem(title="Not stored", status=503, code="NoAnswer", detail="confirm it again")
             raise Refused(problem) from None
         reached("patcher.confirmed")
+
+
+def _what_it_has(ask: DesiredAsk) -> bytes:
+    return _encode([ask.have, ask.pins])
 
 
 def _cluster(incoming: Incoming) -> str:

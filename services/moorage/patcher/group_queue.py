@@ -97,6 +97,14 @@ class GroupQueue:
         self.confirmed[group] = confirmed
         self.missing_confirmations.read(group, confirmed)
 
+    def is_done(self, group: str, app: str, cluster: str, version: int) -> bool:
+        """Returns whether an agent that has this version has the newest, and nothing is to be asked of it."""
+        desired, confirmed = self.desired.get(group), self.confirmed.get(group)
+        if desired is None or confirmed is None or desired.version > version:
+            return False
+        status = confirmed.get((app, cluster))
+        return status is not None and status.version >= desired.version and not self.missing_confirmations.asks(group)
+
     def must_confirm_again(self, group: str, app: str, cluster: str, version: int) -> bool:
         """Returns whether to ask an agent that has this version to confirm it again."""
         status = self.confirmed.get(group, {}).get((app, cluster))

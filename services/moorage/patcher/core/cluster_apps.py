@@ -20,6 +20,11 @@ class AppOnCluster(NamedTuple):
     families: Sequence[Family] = ()
     pinned: bool = False
 
+    @property
+    def name(self) -> str:
+        """Returns what agents call it."""
+        return f"{self.group} {self.app}"
+
 
 @dataclass(slots=True)
 class _Entry:

@@ -65,10 +65,16 @@ def devices_of(claim: Claim) -> dict[str, list[str]]:
     """Returns the devices of a claim's slots by CLAIM/REQUEST[/ALTERNATIVE]. Needs for devices of classes are requests of a claim
     that is made for them, with one alternative for each number of devices that pods have."""
     found: dict[str, dict[str, None]] = {}
+    if not _has_devices(claim):
+        return {}
     for granted in _claimed_of(claim):
         for need, grant in granted:
             found.setdefault(need, {})[grant.part] = None
     return {need: sorted(devices) for need, devices in sorted(found.items())}
+
+
+def _has_devices(claim: Claim) -> bool:
+    return any(slot.devices for slot in claim.slots)
 
 
 def _claimed_of(claim: Claim) -> list[list[tuple[str, DeviceGrant]]]:
@@ -117,7 +123,7 @@ def pins_by_claim(decision: Decision) -> dict[str, str]:
     for claim in decision.claims:
         if devices := devices_of(claim):
             found[claim.id] = [devices, claim.vacated] if claim.vacated else devices
-        elif any(slot.devices for slot in claim.slots):
+        elif _has_devices(claim):
             found[claim.id] = [[slot.node, slot.count, [grant.part for grant in slot.devices]] for slot in claim.slots]
     return {ident: hashlib.blake2b(_encode(devices), digest_size=8).hexdigest() for ident, devices in found.items()}
 

@@ -40,6 +40,10 @@ class MissingConfirmations:
         self._expected.pop(group, None)
         self._due.pop(group, None)
 
+    def asks(self, group: str) -> bool:
+        """Returns whether confirmations of the group are asked for although they came before, or were asked for already."""
+        return group in self._due
+
     def ask_now(self, group: str, place: Place, confirmed: bool, now: float) -> bool:
         """Returns whether to ask for this confirmation now; if so, not again for a while. `confirmed`: as far as is
         known."""
