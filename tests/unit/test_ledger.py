@@ -20,7 +20,7 @@ from moorage.fleet.delta import CORDONED, STALE
 from moorage.ledger import Capacity, CountedClaim, Ledger, cover, decode_commit, encode_commit, encode_entry, open_room
 from moorage.ledger.capacity import excess
 from moorage.ledger.entries import HANDLERS
-from moorage.ledger.families import differs_from_pods, is_fully_covered, strays_have_open_slots
+from moorage.ledger.families import FamilyNodes, differs_from_pods, is_fully_covered, strays_have_open_slots
 from moorage.model.claims import (
     Claim,
     Commit,
@@ -597,10 +597,12 @@ def test_an_object_with_a_pod_in_each_place_takes_nothing_more() -> None:
         live = {name: count for name, count in (("n-0", pods_0), ("n-1", pods_1)) if count}
         claims = [CountedClaim(slots, live, dict.fromkeys(live, 1) if ending else {})]
         plain = bool(live) and not ending
-        assert is_fully_covered(claims) == (plain and not open_room(claims) and not differs_from_pods(claims))
+        assert is_fully_covered(claims) == (
+            plain and not open_room(claims) and not differs_from_pods(FamilyNodes(claims))
+        )
         if is_fully_covered(claims):
             covered += 1
-            assert not strays_have_open_slots(claims)
+            assert not strays_have_open_slots(FamilyNodes(claims))
             assert not is_fully_covered([*claims, *claims]), "older claims may take more"
     assert covered == 2 * 8
 

@@ -67,10 +67,10 @@ class _Lazy:
 class ReadModel:
     def __init__(self, bus: Bus, settings: Settings) -> None:
         self.bus = bus
-        self.fleet = Fleet()
-        self.follower = FleetFollower(settings.redis_url, self.fleet)
+        self._fleet = Fleet()
+        self.follower = FleetFollower(settings.redis_url, self._fleet)
         self.catalog = ClassCatalog()
-        self.class_status = ClassStatus(self.fleet, self.catalog)
+        self._class_status = ClassStatus(self._fleet, self.catalog)
         self.controllers: dict[str, Controller] = {}
         self.documents: dict[str, dict[str, Any]] = {}  # by KIND.project.name tokens
         self.document_revisions: dict[str, int] = {}  # by the same keys
@@ -101,7 +101,7 @@ class ReadModel:
         self._log = await open_ledger(bus)
         self._log.on_fold.append(self._on_commit)
         self._log.on_reload.append(self._on_reload)
-        self._capacity = Capacity(self.fleet, self._log.ledger)
+        self._capacity = Capacity(self._fleet, self._log.ledger, lazy=True)
         bus.spawn(self._recall())
         bus.spawn(self._follow_fleet())
 
@@ -113,6 +113,21 @@ class ReadModel:
         await self.follower.stop()
         if self._log is not None:
             await self._log.stop()
+
+    @property
+    def fleet(self) -> Fleet:
+        """Returns the fleet, with what is free now. What goes on with it later asks again."""
+        self._count()
+        return self._fleet
+
+    @property
+    def class_status(self) -> ClassStatus:
+        self._count()
+        return self._class_status
+
+    def _count(self) -> None:
+        if self._capacity is not None:
+            self._capacity.refresh()
 
     @property
     def ledger(self) -> Ledger:
@@ -258,7 +273,7 @@ class ReadModel:
             self._attempt(group),
             reported,
             self._clusters(group),
-            gone_parts(standing.claims, self.fleet) if standing is not None and self.follower.healthy else (),
+            gone_parts(standing.claims, self._fleet) if standing is not None and self.follower.healthy else (),
         )
 
     def _is_counting(self, record: GroupRecord, status: GroupStatus | None) -> bool:
@@ -271,7 +286,7 @@ class ReadModel:
     def _clusters(self, group: str) -> dict[str, float | None]:
         """Returns clusters with claims of the group, and for stale ones the seconds since the last report, `inf` if it was
         before the mesh started. While the fleet cannot be read, none is shown as stale."""
-        fleet, ledger = self.fleet, self.ledger
+        fleet, ledger = self._fleet, self.ledger
         found: dict[str, float | None] = {}
         for ident in ledger.by_group.get(group, ()):
             cluster = ledger.claims[ident].claim.cluster

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from typing import Any
 
@@ -40,7 +41,7 @@ ATTEMPTS = 10
 KEEP_UP_EVERY = 0.1
 #: Seconds without a request after which these looks take no more than a share of this worker's time, and the most seconds
 #: between two then: what changes again and again is read once.
-IDLE_AFTER, IDLE_SHARE, IDLE_EVERY = 10.0, 0.02, 10.0
+IDLE_AFTER, IDLE_SHARE, IDLE_EVERY = 10.0, 0.005, 10.0
 
 
 class Deposed(Exception):
@@ -59,7 +60,7 @@ class Storage:
         self._generation = generation
         self._capacity = capacity
         self._committer = Committer(bus, follower, capacity)
-        self._steps = Steps(self.state.sync)
+        self._steps = Steps(self._sync)
         self.state.reported.follow(capacity.fleet, follower.ledger)
         self._events = PlacementEvents(bus, follower, self.state)
         self._records = ProviderRecords(self._bucket, generation, self.state, self._events)
@@ -113,21 +114,29 @@ class Storage:
         await self._events.begin()
         await self._redo_exchanges()
         await self.commit(self._return_unknown)
+        self._steps.asked_at = -math.inf  # nobody did yet
         await self._records.put_leader(url, unchecked)
         self._bus.spawn(self._keep_up())
 
-    async def _read_fleet(self) -> None:
+    def _sync(self) -> None:
+        """Shows nodes and parts of clusters as they are now."""
+        self._capacity.refresh()
         self.state.sync()
+
+    async def _read_fleet(self) -> None:
+        self._sync()
         while self.state.reported.is_behind:
             await asyncio.sleep(0)
-            self.state.sync()
+            self._sync()
 
     async def _keep_up(self) -> None:
         """Shows what changes on clusters also while nobody asks, so that requests need not wait for that."""
         loop, took = asyncio.get_running_loop(), 0.0
         while not self.failed.is_set():
-            pause = 0 if self.state.reported.is_behind else KEEP_UP_EVERY
-            if loop.time() - self._steps.asked_at > IDLE_AFTER:
+            pause = KEEP_UP_EVERY
+            if self.state.reported.is_behind:  # what was not read yet is read once
+                pause = 0
+            elif loop.time() - self._steps.asked_at > IDLE_AFTER:
                 pause = min(max(pause, took / IDLE_SHARE), IDLE_EVERY)
             await asyncio.sleep(pause)
             began = time.thread_time()

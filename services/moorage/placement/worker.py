@@ -137,7 +137,7 @@ async def main(settings: Settings, *, listener: socket.socket | None = None, tok
         await asyncio.wait([reading], timeout=PATIENCE)
         if not reading.done():
             log.warning("the fleet in Redis cannot be read; its nodes are shown once it can")
-        storage = Storage(bus, follower, lease.generation, keep_capacity(follower, fleet))
+        storage = Storage(bus, follower, lease.generation, keep_capacity(follower, fleet, lazy=True))
         await storage.open(f"http://{address}", unchecked=own.auth == UNCHECKED)
         gc.collect()
         gc.freeze()  # what is loaded stays: looking through all of it again and again would keep requests waiting

@@ -179,6 +179,7 @@ class SlotService:
     def _planner(self, cluster: ClusterMachines, now: float) -> Planner:
         documents = [stored for stored in self.documents.values() if cluster.name in stored.clusters]
         why = {key: text for s in documents if (found := self._layouts.get(s.name)) for key, text in found.why.items()}
+        self._capacity.refresh()
         return Planner(self._capacity.fleet, self._follower.ledger, cluster, now, documents, why)
 
     def _with_documents(self, cluster: str, answer: Answer) -> Answer:
@@ -198,6 +199,7 @@ class SlotService:
         refusals = 0
         for _ in range(ATTEMPTS):
             fleet, ledger = self._capacity.fleet, self._follower.ledger
+            self._capacity.refresh()
             layout = lay_out_over_clusters(stored, self.clusters, fleet, ledger, self._now())
             if not layout.changed or refusals == REFUSALS:
                 break

@@ -45,7 +45,8 @@ async def main(settings: Settings) -> None:
         bus.process_health.add_values(lambda: follower_metrics(nodes, follower.ledger))
         # Without nodes nothing fits, and reservations that stand would be dropped.
         await nodes.start()
-        service = SlotService(bus, follower, keep_capacity(follower, fleet), lease.generation, lambda: lease.is_certain)
+        capacity = keep_capacity(follower, fleet, lazy=True)
+        service = SlotService(bus, follower, capacity, lease.generation, lambda: lease.is_certain)
         documents = MachineDocuments(bus, service, fleet, lambda: lease.is_certain)
         await documents.start()
         await service.start()

@@ -19,6 +19,7 @@ from .families import (
     Amounts,
     CountedClaim,
     Family,
+    FamilyNodes,
     NodeAmounts,
     add,
     beyond,
@@ -34,6 +35,9 @@ from .shared_room import SharedRoom
 from .taken_room import TakenRoom
 from .unsettled_objects import UnsettledObjects
 
+#: Objects whose count is put off at most.
+MOST_OUTDATED = 512
+
 FamilyAmounts = dict[Family, NodeAmounts]
 
 
@@ -48,10 +52,12 @@ def excess(after: NodeAmounts, now: NodeAmounts) -> NodeAmounts:
 class Capacity:
     """Keeps the fleet's free capacity in step with the ledger, with reports and with decisions in flight. The room of a decision
     in flight is held under its id until it is folded or given back; it is computed again whenever the claims of one of its
-    objects take another amount."""
+    objects take another amount. `lazy`: the claims of objects that change are counted by `refresh`, before the free capacity is
+    read; what changes several times until then is counted once."""
 
-    def __init__(self, fleet: Fleet, ledger: Ledger) -> None:
-        self.fleet, self.ledger = fleet, ledger
+    def __init__(self, fleet: Fleet, ledger: Ledger, *, lazy: bool = False) -> None:
+        self.fleet, self.ledger, self._lazy = fleet, ledger, lazy
+        self._outdated: dict[Family, None] = {}  # objects to count by the next `refresh`
         self._families: FamilyAmounts = {}
         self._family_of: dict[str, Family] = {}  # by claim, also of those in flight
         self._in_flight: dict[str, FamilyAmounts] = {}  # decision → what its claims take beyond `_families`
@@ -67,6 +73,13 @@ class Capacity:
         fleet.on_change.append(self._fleet_changed)
         self.reload(ledger)
 
+    def refresh(self) -> None:
+        """Counts the claims of objects that changed since the last time, as far as that was put off."""
+        if self._outdated:
+            outdated, self._outdated = self._outdated, {}
+            self._recount_each(outdated)
+            self._taken.flush()
+
     def close(self) -> None:
         self.fleet.on_change.remove(self._fleet_changed)
 
@@ -76,8 +89,8 @@ class Capacity:
         self._family_of = {ident: active.family for ident, active in ledger.claims.items()}
         for family, claims in self._claims_in_flight.items():
             self._family_of.update((claim.id, family) for claim in claims.values())
-        for family in {*self._families, *ledger.families, *self._claims_in_flight}:
-            self._recount(family)
+        self._outdated.clear()
+        self._recount_each({*self._families, *ledger.families, *self._claims_in_flight})
         self._recount_consumers({*self._allocated, *ledger.allocations.consumers})
         self._machines.reload(ledger)
         self._taken.flush()
@@ -95,8 +108,7 @@ class Capacity:
         for flight in flights:
             for family in [f for f in flight if f in changed and f not in self._families]:
                 self._families[family] = flight.pop(family)  # its room is taken already
-        for family in changed:
-            self._recount(family)
+        self._recount_or_put_off(changed)
         for ident in changes.withdrawn:  # they take as much as before, but are on their way out
             if (active := self.ledger.claims.get(ident)) is not None:
                 self._unsettled.mark_motion(active.family, self.ledger, covered=False)
@@ -109,6 +121,7 @@ class Capacity:
 
     def hold(self, decision: Decision) -> None:
         """Takes what the decision would claim beyond what the claims of the same objects take now."""
+        self.refresh()
         flight: FamilyAmounts = {}
         for claim in decision.claims:
             family = self.ledger.family_for(decision.group, claim)
@@ -127,6 +140,7 @@ class Capacity:
 
     def hold_allocation(self, entry: Allocation) -> None:
         """Takes what the entry's consumers would hold beyond what they hold now."""
+        self.refresh()
         now: dict[str, NodeAmounts] = {}
         after: dict[str, NodeAmounts] = {}
         for write in entry.writes:
@@ -141,6 +155,7 @@ class Capacity:
 
     def hold_reservations(self, entry: SlotReservations) -> None:
         """Takes what the reservations would take beyond what they take now. Slots that are new are not offered yet."""
+        self.refresh()
         now: dict[str, NodeAmounts] = {}
         after: dict[str, NodeAmounts] = {}
         for reserved in entry.reserved:
@@ -153,6 +168,7 @@ class Capacity:
 
     def hold_grants(self, entry: SlotGrants) -> None:
         """Takes the slots that the guests would have. Slots that it takes back are free only once it is folded."""
+        self.refresh()
         now: dict[str, NodeAmounts] = {}
         for slot in entry.granted:
             for cluster, by_node in self._machines.of_guest(slot.uid).items():
@@ -172,6 +188,7 @@ class Capacity:
 
     def holds_room(self, entry: str) -> bool:
         """Returns whether what is held for the entry exists and is usable, with everything else that is taken."""
+        self.refresh()
         for cluster, by_node in self._entries_in_flight.get(entry, {}).items():
             cid = self.fleet.ids.get(cluster)
             for node, amounts in by_node.items():
@@ -193,6 +210,7 @@ class Capacity:
 
     def keeps_slots(self, entry: SlotReservations) -> bool:
         """Returns whether no slot goes that somebody has, unless all slots of the type go."""
+        self.refresh()
         held = self._entries_in_flight.get(entry.id, {})
         for reserved in entry.reserved:
             before = self.ledger.machines.reserved.get(reserved.claim)
@@ -206,6 +224,7 @@ class Capacity:
 
     def fits(self, decision: str) -> bool:
         """Returns whether what is held for the decision exists and is usable, with everything else that is taken."""
+        self.refresh()
         fleet = self.fleet
         for family, by_node in self._in_flight.get(decision, {}).items():
             cid = fleet.ids.get(family.cluster)
@@ -304,6 +323,18 @@ class Capacity:
         others = [other for other in self.ledger.family_of(family) if other.id != claim.id]
         return excess(open_room(self._counted([*others, claim], family.cluster)), self._families.get(family, {}))
 
+    def _recount_or_put_off(self, families: Collection[Family]) -> None:
+        if self._lazy:
+            self._outdated.update(dict.fromkeys(families))
+            if len(self._outdated) > MOST_OUTDATED:
+                self.refresh()
+        else:
+            self._recount_each(families)
+
+    def _recount_each(self, families: Iterable[Family]) -> None:
+        for family in families:
+            self._recount(family)
+
     def _recount(self, family: Family) -> None:
         before = self._families.pop(family, {})
         after: NodeAmounts = {}
@@ -312,10 +343,12 @@ class Capacity:
         self._unsettled.mark_motion(family, self.ledger, covered=covered)
         if covered:
             counted, self._families[family] = [], after
-        self._unsettled.mark_strays(family, counted)
+        looked_at = any(claim.live for claim in counted) or (family.object.startswith("DaemonSet/") and counted)
+        nodes = FamilyNodes(counted) if looked_at else None
+        self._unsettled.mark_strays(family, counted, nodes)
         self._open_pods.recount(family, counted)
         if counted:
-            after = self._families[family] = open_room(counted)
+            after = self._families[family] = open_room(counted, nodes)
         if before != after:
             self._taken.shift(family.cluster, before, after)
         for decision, claim in self._claims_in_flight.get(family, {}).items():
@@ -362,13 +395,12 @@ class Capacity:
         if change.reset:
             self.fleet.open_pods.clear()
             self.fleet.shared_slots.clear()
-            for family in {*self.ledger.families, *self._claims_in_flight}:
-                self._recount(family)
+            self._recount_each({*self.ledger.families, *self._claims_in_flight, *self._outdated})
+            self._outdated.clear()
             self._machines.recount_reserved()
             self._taken.mark_all()
         else:
-            for family in {f for ident in change.claims if (f := self._family_of.get(ident)) is not None}:
-                self._recount(family)
+            self._recount_or_put_off({f for c in change.claims if (f := self._family_of.get(c)) is not None})
             self._machines.recount_pods(change.claims)
             for cid in {*change.node_sets.tolist(), *change.part_sets.tolist()}:
                 self._taken.mark_cluster(self.fleet.names[cid])

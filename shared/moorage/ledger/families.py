@@ -288,11 +288,12 @@ def is_fully_covered(claims: Sequence[CountedClaim]) -> bool:
     return pods == claims[0].live
 
 
-def open_room(claims: Sequence[CountedClaim]) -> NodeAmounts:
-    """Returns what the claims of one object, the oldest first, take by node beyond their pods."""
+def open_room(claims: Sequence[CountedClaim], family: FamilyNodes | None = None) -> NodeAmounts:
+    """Returns what the claims of one object, the oldest first, take by node beyond their pods. `family`: the same claims by node, where
+    that is known already."""
     if len(claims) == 1 and not claims[0].live:
         return _room_of_slots(claims[0].slots)
-    family = FamilyNodes(claims)
+    family = family or FamilyNodes(claims)
     found = ((node, family.open_on(node)) for node in family.nodes())
     return {node: amounts for node, amounts in found if amounts}
 
@@ -306,15 +307,11 @@ def _room_of_slots(slots: Iterable[Slot]) -> NodeAmounts:
     return found
 
 
-def differs_from_pods(claims: Sequence[CountedClaim]) -> bool:
+def differs_from_pods(family: FamilyNodes) -> bool:
     """Returns whether the object has an open slot, or a pod beyond its slots."""
-    family = FamilyNodes(claims)
     return bool(family.strays()) or any(family.places(node) > family.covering_on(node) for node in family.nodes())
 
 
-def strays_have_open_slots(claims: Sequence[CountedClaim]) -> bool:
+def strays_have_open_slots(family: FamilyNodes) -> bool:
     """Returns whether pods of the object run beyond its slots on a node while it has an open slot elsewhere."""
-    if not any(claim.live for claim in claims):
-        return False
-    family = FamilyNodes(claims)
     return bool(family.strays()) and any(family.places(node) > family.covering_on(node) for node in family.nodes())

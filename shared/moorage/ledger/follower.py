@@ -137,9 +137,9 @@ class LedgerFollower:
         self._tail = await self._log.follow(ledger.seq + 1, self._received)
 
 
-def keep_capacity(follower: LedgerFollower, fleet: Fleet) -> Capacity:
-    """Returns the capacity of the fleet, kept in step with the follower's ledger."""
-    capacity = Capacity(fleet, follower.ledger)
+def keep_capacity(follower: LedgerFollower, fleet: Fleet, *, lazy: bool = False) -> Capacity:
+    """Returns the capacity of the fleet, kept in step with the follower's ledger; a `lazy` one by its `refresh`."""
+    capacity = Capacity(fleet, follower.ledger, lazy=lazy)
 
     def folded(commit: Commit, changes: Changes) -> None:
         entries = [entry.id for kind in _HELD for entry in commit.entries_of(kind)]

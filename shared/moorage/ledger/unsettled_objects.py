@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from .active_claims import ActiveClaim
-from .families import CountedClaim, Family, differs_from_pods, strays_have_open_slots
+from .families import CountedClaim, Family, FamilyNodes, differs_from_pods, strays_have_open_slots
 from .ledger import Ledger
 from .part_moves import parts_moved
 
@@ -24,13 +24,13 @@ class UnsettledObjects:
         Settling changes nothing about an object at rest. DaemonSets never are, as their slots follow the nodes."""
         return self._in_motion.get(cluster, ())
 
-    def mark_strays(self, family: Family, claims: Sequence[CountedClaim]) -> None:
-        """Notes whether pods of the object are where it has no slots, or take other parts than these."""
+    def mark_strays(self, family: Family, claims: Sequence[CountedClaim], nodes: FamilyNodes | None) -> None:
+        """Notes whether pods of the object are where it has no slots, or take other parts than these. `nodes`: its claims by node;
+        None where that is not so."""
         # The slots of a DaemonSet follow its nodes, so any difference to its pods may unsettle the cluster.
         per_node = family.object.startswith("DaemonSet/")
-        has_pods = len(claims) > 1 or (len(claims) == 1 and bool(claims[0].live))
-        if (has_pods or (per_node and claims)) and (
-            (differs_from_pods(claims) if per_node else strays_have_open_slots(claims))
+        if nodes is not None and (
+            (differs_from_pods(nodes) if per_node else strays_have_open_slots(nodes))
             or any(claim.named and parts_moved(claim.slots, claim.named) for claim in claims)
         ):
             self._strayed.setdefault(family.cluster, set()).add(family)

@@ -42,13 +42,13 @@ class CannotRun(Exception):
 
 
 class ControllerRunner:
-    """Serves the asks to several controllers of one process. `sequence` returns the last commit whose claims the fleet's free
-    capacity counts, or 0."""
+    """Serves the asks to several controllers of one process. `refresh` brings the fleet's free capacity up to date, and returns the
+    last commit whose claims it counts, or 0."""
 
     def __init__(
-        self, bus: Bus, fleet: Fleet, controllers: Sequence[Declared], sequence: Callable[[], int] = lambda: 0
+        self, bus: Bus, fleet: Fleet, controllers: Sequence[Declared], refresh: Callable[[], int] = lambda: 0
     ) -> None:
-        self._bus, self._fleet, self._controllers, self._sequence = bus, fleet, controllers, sequence
+        self._bus, self._fleet, self._controllers, self._refresh = bus, fleet, controllers, refresh
         self._pending: set[asyncio.Task[Answer]] = set()
         # The answers of one batch are sent before the next batch is begun, so that their askers can go on meanwhile.
         self._batch_lock = asyncio.Lock()
@@ -111,22 +111,27 @@ class ControllerRunner:
     def _answering(self, declared: Declared, function: Candidates) -> Answering:
         """Wraps a controller's function so that errors and missed deadlines become answers."""
         name, preparation = declared.name, None
-        if declared.prepare:
-            preparation = self._preparations[name] = Preparation(lambda ask: function(ask, self._fleet))
 
-        def complete(ask: Ask, result: Result) -> Answer:
+        def prepare(ask: Ask) -> object:
+            self._refresh()
+            return function(ask, self._fleet)
+
+        if declared.prepare:
+            preparation = self._preparations[name] = Preparation(prepare)
+
+        def complete(ask: Ask, result: Result, sequence: int) -> Answer:
             found = answer(result, ask, self._fleet, name)
-            found.cause, found.sequence = ask.id, found.sequence or self._sequence()
+            found.cause, found.sequence = ask.id, found.sequence or sequence
             return found
 
         def failed(ask: Ask, error: Exception) -> Answer:
             log.error("controller failed", controller=name, group=ask.group, cause=ask.id, exc_info=error)
             return Answer(cause=ask.id, error=self._error_text(error))
 
-        async def wait(ask: Ask, result: Awaitable[Result]) -> Answer:
+        async def wait(ask: Ask, result: Awaitable[Result], sequence: int) -> Answer:
             try:
                 async with asyncio.timeout(ask.budget_ms / 1e3):  # later the asker has gone on without this answer
-                    return complete(ask, await result)
+                    return complete(ask, await result, sequence)
             except TimeoutError:
                 return self._too_late(ask)
             except Exception as error:  # noqa: BLE001 - a controller's function may raise anything
@@ -136,8 +141,11 @@ class ControllerRunner:
             if preparation is not None:
                 preparation.asked(ask)
             try:
+                sequence = self._refresh()
                 result = function(ask, self._fleet)
-                return wait(ask, result) if isinstance(result, Awaitable) else complete(ask, result)
+                if isinstance(result, Awaitable):
+                    return wait(ask, result, sequence)
+                return complete(ask, result, sequence)
             except Exception as error:  # noqa: BLE001 - a controller's function may raise anything
                 return failed(ask, error)
 
@@ -195,6 +203,7 @@ class ControllerRunner:
     async def _answer_action(self, name: str, function: Actions, incoming: Incoming) -> ActionAnswer:
         ask = _action_asks.decode(incoming.data)
         try:
+            self._refresh()
             contributions = function(ask, self._fleet)
             if isinstance(contributions, Awaitable):
                 async with asyncio.timeout(ask.budget_ms / 1e3):

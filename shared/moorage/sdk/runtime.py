@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import sys
 from collections.abc import Callable, Container, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from moorage.bus import Bus, Settings
 from moorage.fleet import Fleet, FleetFollower
-from moorage.ledger import keep_capacity, open_ledger
+from moorage.ledger import Capacity, LedgerFollower, keep_capacity, open_ledger
 from moorage.ledger.metrics import follower_metrics
 from moorage.model.claims import Decision
 
 from .decorators import Background, Declared, declared, take_background
 from .runner import CannotRun, ControllerRunner
 
+#: Seconds after which what is free is counted for background functions.
+REFRESH = 1.0
 #: The runner of each controller of this process, by name.
 _runners: dict[str, ControllerRunner] = {}
 
@@ -55,13 +59,14 @@ async def run(
         await follower.start()
         bus.set_waiting_for("the decision log")
         log = None
+        refresh: Callable[[], int] = lambda: 0
         if any(one.capacity for one in controllers):
             log = await open_ledger(bus)
-            keep_capacity(log, fleet)
+            refresh = partial(_refresh, log, keep_capacity(log, fleet, lazy=True))
             bus.process_health.add_values(lambda: follower_metrics(follower, log.ledger))
             if begin is not None:
                 begin(fleet, log.ledger.newest_first())
-        runner = ControllerRunner(bus, fleet, controllers, lambda: 0 if log is None else log.ledger.seq)
+        runner = ControllerRunner(bus, fleet, controllers, refresh)
         await runner.serve()
         fleet.on_change.append(lambda _change: runner.fleet_changed())
         if log is not None:
@@ -70,8 +75,11 @@ async def run(
         await runner.register()
         bus.on_reconnect(runner.register)
         _runners.update((one.name, runner) for one in controllers)
-        for function in take_background():
+        functions = take_background()
+        for function in functions:
             bus.spawn(_run_background(function))
+        if functions:
+            bus.spawn(_refresh_for_ever(refresh))
 
         def health() -> dict[str, Any]:
             missing = [] if follower.healthy else ["the fleet in Redis"]
@@ -90,6 +98,19 @@ async def run(
             _runners.pop(one.name, None)
         await follower.stop()
         await bus.close()
+
+
+def _refresh(log: LedgerFollower, capacity: Capacity) -> int:
+    """Brings the free capacity up to date. Returns the last commit that it counts."""
+    capacity.refresh()
+    return log.ledger.seq
+
+
+async def _refresh_for_ever(refresh: Callable[[], int]) -> None:
+    """Background functions read what is free also while nobody asks."""
+    while True:
+        await asyncio.sleep(REFRESH)
+        refresh()
 
 
 async def _run_background(function: Background) -> None:

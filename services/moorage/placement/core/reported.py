@@ -80,6 +80,7 @@ class ReportedTrees:
         self._claims: dict[str, str] = {}  # uuid of its consumer → claim
         self._named_by: dict[str, dict[str, str]] = {}  # uuid of a node or part → claim → name
         self._names_of: dict[str, tuple[str, ...]] = {}  # claim → uuids of nodes and parts
+        self._changed_claims: set[str] = set()  # that are not learned yet
 
     # -- following ----------------------------------------------------------------------------------------------------
 
@@ -94,13 +95,15 @@ class ReportedTrees:
     def reload(self, ledger: Ledger) -> None:
         self.ledger = ledger
         self._claims, self._named_by, self._names_of = {}, {}, {}
-        self._learn_claims(ledger.claims)
+        self._changed_claims = set(ledger.claims)
 
     def folded(self, changes: Changes) -> None:
-        self._learn_claims(changes.claims)
+        self._changed_claims |= changes.claims
 
-    def _learn_claims(self, idents: Iterable[str]) -> None:
-        for ident in idents:
+    def _learn_claims(self) -> None:
+        """Learns the claims that changed. One that changed several times is learned once."""
+        changed, self._changed_claims = self._changed_claims, set()
+        for ident in changed:
             for provider in self._names_of.pop(ident, ()):
                 names = self._named_by[provider]
                 del names[ident]
@@ -126,6 +129,7 @@ class ReportedTrees:
 
     def sync(self) -> None:
         """Writes the clusters that changed. Of very many, some are left for the next time."""
+        self._learn_claims()
         if self._tick != self.fleet.tick:
             changed = None if self._tick < 0 else self.fleet.changed_since(self._tick)
             if changed is None:
@@ -223,11 +227,13 @@ class ReportedTrees:
 
     def gone_name(self, uuid: str) -> str | None:
         """Returns the name of a node or part that is not there, and that claims name."""
+        self._learn_claims()
         names = self._named_by.get(uuid)
         return None if names is None else next(iter(names.values()))
 
     def named_by_claims(self) -> set[str]:
         """Returns the uuids of the nodes and parts that claims name."""
+        self._learn_claims()
         return set(self._named_by)
 
     def record(self, uuid: str, addition: Addition | None, whole: bool = True) -> Provider:
@@ -408,15 +414,18 @@ class ReportedTrees:
     # -- claims -------------------------------------------------------------------------------------------------------
 
     def is_claim(self, consumer: str) -> bool:
+        self._learn_claims()
         return consumer in self._claims
 
     def claim(self, consumer: str) -> Consumer | None:
         """Returns a claim as a consumer."""
+        self._learn_claims()
         ident = self._claims.get(consumer)
         return None if ident is None else self._shown(self.ledger.claims[ident].claim, None)
 
     def claims(self, project: str) -> Iterator[Consumer]:
         """Yields the claims of a project."""
+        self._learn_claims()
         for ident in list(self._claims.values()):
             active = self.ledger.claims.get(ident)
             if active is not None and active.claim.tenant == project:
