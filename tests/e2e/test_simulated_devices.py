@@ -182,6 +182,54 @@ def cards(*names: str) -> list[Json]:
     return [{"name": "a", "provider": "lab", "nodes": [node], "objects": [GPU, *slices]}]
 
 
+def together(**pods: int) -> str:
+    """Returns an application of Deployments whose pods have one claim together, with so many pods each."""
+    devices = {"requests": [{"name": "one", "exactly": {"deviceClassName": "gpu"}}]}
+    claim = {**API, "kind": "ResourceClaim", "metadata": {"name": "joint"}, "spec": {"devices": devices}}
+    manifests = [claim]
+    for name, count in pods.items():
+        template = {
+            "metadata": {"labels": {"app": name}},
+            "spec": {
+                "containers": [{"name": "c", "image": "i", "resources": {"claims": [{"name": "gpu"}]}}],
+                "resourceClaims": [{"name": "gpu", "resourceClaimName": "joint"}],
+            },
+        }
+        spec = {"replicas": count, "selector": {"matchLabels": {"app": name}}, "template": template}
+        manifests.append({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name}, "spec": spec})
+    apps = [{"name": "both", "manifests": manifests}]
+    return json.dumps({"kind": "Application", "metadata": {"name": "both"}, "spec": {"apps": apps}})
+
+
+def test_pods_that_have_a_claim_together_come_and_go(mesh: Mesh) -> None:
+    def holders() -> dict[str, int]:
+        """Returns the objects whose slots have the device, with the pods of all their slots."""
+        claims = why(mesh, "both")["apps"]["both"].get("claims", ())
+        return {
+            claim["object"]: sum(slot.get("count", 1) for slot in claim["slots"])
+            for claim in claims
+            if any(slot.get("parts") for slot in claim["slots"])
+        }
+
+    def runs(revision: int) -> bool:
+        found = why(mesh, "both")
+        return bool(found["phase"] == "Running" and found["revision"] == revision and "pendingRevision" not in found)
+
+    steps: list[tuple[dict[str, int], dict[str, int]]] = [
+        ({"x": 2, "y": 1}, {"Deployment/x": 2}),
+        ({"x": 4, "y": 2}, {"Deployment/x": 4}),
+        ({"x": 1, "y": 2}, {"Deployment/x": 1}),
+        ({"x": 3}, {"Deployment/x": 3}),
+    ]
+    for number, (pods, found) in enumerate(steps, 1):
+        apply(mesh, together(**pods))
+        until(lambda number=number: runs(number))  # type: ignore[misc]
+        assert holders() == found
+        until(lambda: used(mesh, "lab/a") == {"g0": "1", "g1": "0"})
+    decisions = mesh.http("/v1/decisions?all=true&group=default/both/v1/default")["items"]
+    assert {found["outcome"] for found in decisions} == {"Replaced", "Current"}, "none was displaced"
+
+
 def test_pods_get_parts_of_cards_without_names_that_the_scheduler_gives_them(mesh: Mesh) -> None:
     """The first pod would get a whole card if one of the pods were to have the other: the group would be displaced for ever."""
     change(mesh, json.dumps({"clusters": cards("c0", "c0a", "c0b", "c1", "c1a", "c1b")}))

@@ -15,7 +15,7 @@ from moorage.agent.core.cluster_state import ClusterState
 from moorage.dra import objects as dra
 from moorage.kube.objects import Key
 from moorage.model.reports import NodeReport, PodReport
-from moorage.podspec import CLAIM
+from moorage.podspec import CLAIM, SLOT_CLAIMS
 
 
 def encoded(value: Any) -> bytes:
@@ -281,6 +281,52 @@ def test_pods_say_which_devices_they_alone_have() -> None:
     assert parts() == {"b": {}}
     everything = [msgspec.json.decode(row, type=PodReport) for row in view.full().pods]
     assert {pod.uid: len(pod.parts) for pod in everything} == {"a": 1, "b": 0}
+
+
+def test_what_several_pods_have_together_one_of_the_claim_that_names_it_is_told_to_have() -> None:
+    told, gpu = Told(ClusterState(), "n"), "gpu.example.com/pool/gpu-0"
+    view = told.view
+    put_slice(view, "s", "gpu-0", nodeName="n")
+
+    def put(holders: str, *pods: str) -> None:
+        results = [{"driver": "gpu.example.com", "pool": "pool", "device": "gpu-0", "request": "r"}]
+        status = {"allocation": {"devices": {"results": results}}}
+        reserved = {"reservedFor": [{"resource": "pods", "uid": uid} for uid in pods]}
+        metadata = {"name": "joint", "namespace": "ns", "annotations": {SLOT_CLAIMS: holders}}
+        view.put_device_claim(
+            Key("ns", "joint"), dra.device_claim(encoded({"metadata": metadata, "status": status | reserved}))
+        )
+
+    def pod(uid: str, claim: str) -> None:
+        meta = {"name": uid, "namespace": "ns", "uid": uid, "labels": {CLAIM: claim}}
+        spec = {"nodeName": "n", "containers": []}
+        view.put_pod(Key("ns", uid), kube_types.pod(encoded({"metadata": meta, "spec": spec})))
+
+    def state() -> tuple[list[str], bool]:
+        """Returns the pods that are told to have the device, and whether it is in use."""
+        rows = [msgspec.json.decode(row, type=PodReport) for row in view.full().pods]
+        told.rows.clear()
+        told.names()
+        (row,) = (msgspec.json.decode(raw, type=NodeReport) for raw in view.full().nodes)
+        return [found.uid for found in rows if gpu in found.parts], gpu in row.in_use
+
+    put("mine", "x", "y")
+    assert state() == ([], True), "pods of others, for all that is known"
+    pod("y", "other")
+    pod("z", "mine")
+    assert state() == ([], True)
+    pod("x", "mine")
+    assert state() == (["x"], True)
+    put("mine", "x", "y", "z")
+    assert state() == (["x"], True)
+    view.drop_pod(Key("ns", "x"), "x")
+    assert state() == (["z"], True)
+    put("mine,other", "y")
+    assert state() == (["y"], True)
+    put("other")
+    assert state() == ([], True), "allocated, and nobody's"
+    view.drop_device_claim(Key("ns", "joint"), "")
+    assert state() == ([], False)
 
 
 def waiting_pod(view: ClusterState, uid: str, **more: Any) -> None:

@@ -21,11 +21,26 @@ class DeviceName(NamedTuple):
     name: str
 
 
-class DeviceClaims:
-    """`mark` gets each device of which more or less is allocated than before, `mark_pod` each pod that has others."""
+class _Users(NamedTuple):
+    """The pods that have the devices of a ResourceClaim, and the claims of the mesh whose slots have them."""
 
-    def __init__(self, mark: Callable[[DeviceName], None], mark_pod: Callable[[str], None]) -> None:
-        self._mark, self._mark_pod = mark, mark_pod
+    pods: tuple[str, ...] = ()
+    slot_claims: tuple[str, ...] = ()
+
+
+class DeviceClaims:
+    """`mark` gets each device of which more or less is allocated than before, `mark_pod` each pod that has others. `claim_of` returns
+    the claim of the mesh that a pod is of; "" if it is of none."""
+
+    def __init__(
+        self,
+        mark: Callable[[DeviceName], None],
+        mark_pod: Callable[[str], None],
+        claim_of: Callable[[str], str] = lambda _: "",
+    ) -> None:
+        self._mark, self._mark_pod, self._claim_of = mark, mark_pod, claim_of
+        self._common: dict[Key, _Users] = {}  # of claims that pods of the mesh name
+        self._naming: dict[str, set[Key]] = {}  # pod → such claims
         self._pods: dict[Key, str] = {}
         self._claims_of: dict[str, set[Key]] = {}  # pod → claims of which it alone has the devices
         self._claims: dict[Key, tuple[AllocatedDevice, ...]] = {}
@@ -40,9 +55,33 @@ class DeviceClaims:
             self._nodes[key] = claim.node
         else:
             self._nodes.pop(key, None)
-        self._reserve(key, claim.pod if results else "", changed)
+        common = _Users(claim.pods, claim.slot_claims) if results and claim.slot_claims else _Users()
+        self._set_common(key, common)
+        alone = claim.pods[0] if len(claim.pods) == 1 and results else ""
+        self._reserve(key, self._holder(key) if common.slot_claims else alone, changed)
+
+    def _set_common(self, key: Key, users: _Users) -> None:
+        for uid in self._common.pop(key, _Users()).pods:
+            self._naming[uid].discard(key)
+            if not self._naming[uid]:
+                del self._naming[uid]
+        if users.slot_claims:
+            self._common[key] = users
+            for uid in users.pods:
+                self._naming.setdefault(uid, set()).add(key)
+
+    def _holder(self, key: Key) -> str:
+        """Returns the pod that is told to have what several pods have together: one of a claim whose slots name it."""
+        users = self._common[key]
+        return min((uid for uid in users.pods if self._claim_of(uid) in users.slot_claims), default="")
+
+    def pod_changed(self, uid: str) -> None:
+        """Takes over that a pod is there, or is not any more."""
+        for key in sorted(self._naming.get(uid, ())):
+            self._reserve(key, self._holder(key), False)
 
     def drop(self, key: Key) -> None:
+        self._set_common(key, _Users())
         changed = self._replace(key, ())
         self._nodes.pop(key, None)
         self._reserve(key, "", changed)

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from moorage.kube.objects import Object, ObjectMetadata
+from moorage.podspec import SLOT_CLAIMS
 
 
 class _Kube(msgspec.Struct, kw_only=True, rename="camel", frozen=True):
@@ -195,13 +196,17 @@ class DeviceClaim(Object, kw_only=True):
         return frozenset(result.ident for result in self.results if not result.admin_access)
 
     @property
-    def pod(self) -> str:
-        """Returns the uid of the pod that has the devices, or for which they are allocated; "" if there is none, and if several pods
-        have them together."""
+    def pods(self) -> tuple[str, ...]:
+        """Returns the uids of the pods that have the devices, or of the one for which they are allocated."""
         consumers = (self.status.reserved_for or []) if self.status is not None else []
         if not consumers and self.results:
-            return next((owner.uid for owner in self.metadata.owner_references or () if owner.kind == "Pod"), "")
-        return consumers[0].uid if len(consumers) == 1 and consumers[0].resource == "pods" else ""
+            return tuple(owner.uid for owner in self.metadata.owner_references or () if owner.kind == "Pod")
+        return tuple(dict.fromkeys(consumer.uid for consumer in consumers if consumer.resource == "pods"))
+
+    @property
+    def slot_claims(self) -> tuple[str, ...]:
+        """Returns the claims of the mesh whose slots have the devices, of a claim that pods name."""
+        return tuple(filter(None, (self.metadata.annotations or {}).get(SLOT_CLAIMS, "").split(",")))
 
     @property
     def node(self) -> str:

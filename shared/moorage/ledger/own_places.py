@@ -19,8 +19,8 @@ from moorage.model.candidates import OwnClaim
 from moorage.model.shapes import Shape, on_nodes
 from moorage.model.slots import Slot, resized
 
-from .alike_slots import further_pods
 from .families import add, runs_by_node
+from .held_devices import further_pods, hold_common, without_common
 from .joint_takeovers import joint_limits
 from .kept_places import daemon_set_fits, kept_slots, nodes_without_slot
 from .takeovers import AttemptState, Limits, Plan, Takeover, Wanted
@@ -158,9 +158,12 @@ class _Attempt(AttemptState):
                 return plan
             plans.append(plan)
         open_plans = [n for n, plan in enumerate(plans) if plan.shape is not None]
+        for plan in plans:
+            plan.slots = [*plan.slots]  # they may be those of a claim
+        common = hold_common(self.wanted, [plan.slots for plan in plans])
         found = Assigned([], [])
         if open_plans:
-            shapes = [shape for plan in plans if (shape := plan.shape) is not None]
+            shapes = [without_common(shape, common) for plan in plans if (shape := plan.shape) is not None]
             standing = self._standing(plans)
             kept = [plans[number].slots for number in (*open_plans, *standing)] if self.has_rules else None
             shapes += [

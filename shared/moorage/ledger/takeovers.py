@@ -23,7 +23,6 @@ from moorage.model.shapes import Requirement, Shape
 from moorage.model.slots import Slot, part_and_class, resized, taken_by, with_parts
 from moorage.parts.pod_request import granted_groups
 
-from .alike_slots import further_pods
 from .families import (
     Amounts,
     CountedClaim,
@@ -36,6 +35,7 @@ from .families import (
     reserved,
     runs_by_node,
 )
+from .held_devices import further_pods
 from .kept_places import may_start, with_counts
 from .room import free_of
 

@@ -26,6 +26,8 @@ PIN_PREFIX = "moorage-"
 #: Annotations of a DeviceClass that pins a request: the class that was asked for, and the ids of the devices, as a JSON list.
 CLASS_OF_PIN = "moorage.dev/device-class"
 PINNED_DEVICES = "moorage.dev/pinned-devices"
+#: On ResourceClaims that pods name: the claims of the mesh whose slots have their devices, with commas.
+SLOT_CLAIMS = "moorage.dev/slot-claims"
 #: Annotation of a DeviceClass that pins a request: by claim, the devices that failed and that its pods are to leave, as JSON.
 VACATED_DEVICES = "moorage.dev/vacated-devices"
 #: Annotation of a DeviceClass that pins a need: the resource class that was asked for.

@@ -73,7 +73,9 @@ class ClusterState:
         self._host_ports: dict[str, dict[str, int]] = {}  # by node: host port → pods that use it
         self.devices = Devices(self._mark, self._mark_all)
         self.device_claims = DeviceClaims(
-            lambda device: self.devices.mark_pool(DevicePool(device.driver, device.pool)), self._mark_claims_of
+            lambda device: self.devices.mark_pool(DevicePool(device.driver, device.pool)),
+            self._mark_claims_of,
+            self._claim_of,
         )
         self._waiting: dict[str, BoundPod] = {}  # pods with ResourceClaims that are not bound yet
         self.device_classes = DeviceClasses(self._mark_all)
@@ -108,6 +110,10 @@ class ClusterState:
     def _mark_pod(self, uid: str) -> None:
         self._dirty_pods[uid] = None
         self.on_change()
+
+    def _claim_of(self, uid: str) -> str:
+        found = self.pods.get(uid)
+        return found.claim if found is not None else ""
 
     def _mark_claims_of(self, uid: str) -> None:
         """Marks a pod that has other devices than before."""
@@ -167,6 +173,7 @@ class ClusterState:
             self.pods[meta.uid] = report
             self.by_claim.setdefault(claim, set()).add(meta.uid)
             self._mark_pod(meta.uid)
+            self.device_claims.pod_changed(meta.uid)
 
     def _held_by_devices(self, uid: str) -> BoundPod | None:
         """Returns a pod that waits to be bound as if it was, on the node where it has devices: the scheduler chose the node before, and
@@ -256,6 +263,7 @@ class ClusterState:
             if not uids:
                 del self.by_claim[before.claim]
             self._mark_pod(uid)
+            self.device_claims.pod_changed(uid)
 
     # --- reports
 

@@ -12,8 +12,8 @@ import numpy as np
 from moorage.fit.budget import BudgetExceeded
 from moorage.fit.inner_nodes import InnerNodes
 from moorage.ledger import ActiveClaim, NodeAmounts
-from moorage.ledger.alike_slots import further_pods
 from moorage.ledger.families import Place as FamilyPlace
+from moorage.ledger.held_devices import further_pods
 from moorage.ledger.ledger import DEVICE_FAILED, MASS_FAILURE
 from moorage.ledger.room import unshared_of
 from moorage.model.claims import Shortfall

@@ -12,7 +12,7 @@ import numpy as np
 from moorage.fit import Assigned, assign
 from moorage.fit.protocols import Amounts
 from moorage.fleet import Fleet
-from moorage.ledger.alike_slots import further_pods
+from moorage.ledger.held_devices import further_pods
 from moorage.ledger.room import of_node
 from moorage.model.claims import Shortfall, Slot
 from moorage.model.part_names import is_class

@@ -26,6 +26,7 @@ from moorage.podspec import (
     CLASS_UID,
     PIN_PREFIX,
     PINNED_DEVICES,
+    SLOT_CLAIMS,
     TEMPLATE_SHARES,
     TEMPLATE_SLOTS,
     VACATED_DEVICES,
@@ -169,10 +170,22 @@ class DevicePins:
             prefix = f"{PIN_PREFIX}{_short(f'{key[1]}/{key[2]}')}"
             by_request = {request: list(found) for request, found in devices_by_request.items()}
             spec, classes = _pinned_spec(original.get("spec") or {}, prefix, by_request, original)
-            pinned[key] = {**original, "spec": spec}
+            pinned[key] = {**self._with_holders(original, devices_by_request), "spec": spec}
             added |= {_key(found): found for found in classes}
         complete = [self._with_vacated(found) for found in added.values()]
         return PinnedObjects([pinned.get(_key(m), m) for m in result], complete)
+
+    def _with_holders(self, original: Manifest, devices: Mapping[str, Iterable[str]]) -> Manifest:
+        """Returns a claim that pods name with the claims whose slots have its devices: their pods are told to have them."""
+        wanted = {device for of_request in devices.values() for device in of_request}
+        holders = [
+            claim.id
+            for claim, found in self._devices.values()
+            if any(not wanted.isdisjoint(of_need) for of_need in found.values())
+        ]
+        metadata = original["metadata"]
+        annotations = {**(metadata.get("annotations") or {}), SLOT_CLAIMS: ",".join(sorted(holders))}
+        return {**original, "metadata": {**metadata, "annotations": annotations}}
 
     def _with_vacated(self, found: Manifest) -> Manifest:
         """Returns a class with the devices that pods are to leave once they are not pinned to these any more, by claim."""

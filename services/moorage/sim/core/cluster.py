@@ -268,12 +268,16 @@ class SimulatedCluster:
 
             # The sets of what is to be reported are others after each report.
             self.devices = SimulatedDevices(
-                lambda node: self.dirty_nodes.add(node), lambda uid: self.dirty_pods.add(uid)
+                lambda node: self.dirty_nodes.add(node), lambda uid: self.dirty_pods.add(uid), self._claim_of
             )
             for work in self.applied.workloads.values():
                 self.devices.put(work.manifest)
         if self.devices is not None:
             self.devices.allocates = self.spec.labels.get(DRA_LABEL) == ALLOCATES
+
+    def _claim_of(self, uid: str) -> str:
+        pod = self.pods.get(uid)
+        return pod.need.claim if pod is not None else ""
 
     def _served_by_devices(self, need: PodNeed, node: SchedulerNode) -> dict[str, int]:
         """Returns the extended resources of a pod that devices of a node serve, because no device plugin of it does."""

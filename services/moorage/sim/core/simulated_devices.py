@@ -48,7 +48,7 @@ class _Claim:
     """A ResourceClaim. `fixed`: the document says what it has; `made`: for one pod, with which it ends; `only_there`: its allocation is for
     its node alone."""
 
-    __slots__ = ("fixed", "made", "node", "only_there", "pods", "removed", "results", "spec")
+    __slots__ = ("annotations", "fixed", "made", "node", "only_there", "pods", "removed", "results", "spec")
 
     def __init__(self, spec: ClaimSpec, *, made: bool = False) -> None:
         self.spec, self.made = spec, made
@@ -56,6 +56,7 @@ class _Claim:
         self.node = ""
         self.pods: dict[str, None] = {}
         self.fixed = self.removed = self.only_there = False
+        self.annotations: dict[str, str] = {}
 
     def reaches(self, node: str, devices: Collection[tuple[str, str, str]]) -> bool:
         """Returns whether pods on a node can have what is allocated. `devices`: those of the node by driver, pool and name."""
@@ -65,15 +66,18 @@ class _Claim:
 
 
 class SimulatedDevices:
-    """`mark_node` gets each node whose devices changed, or what is in use of them; `mark_pod` each pod that has others."""
+    """`mark_node` gets each node whose devices changed, or what is in use of them; `mark_pod` each pod that has others. `claim_of`:
+    the claim of the mesh that a pod is of; "" if it is of none."""
 
-    def __init__(self, mark_node: Callable[[str], None], mark_pod: Callable[[str], None]) -> None:
+    def __init__(
+        self, mark_node: Callable[[str], None], mark_pod: Callable[[str], None], claim_of: Callable[[str], str]
+    ) -> None:
         self._mark_node, self._mark_pod = mark_node, mark_pod
         self._nodes: dict[str, Object] = {}
         self._known: dict[str, NodeDevices] = {}
         self._slices = Devices(self._changed, self._changed_all)
         self._allocated = DeviceClaims(
-            lambda device: self._slices.mark_pool(DevicePool(device.driver, device.pool)), mark_pod
+            lambda device: self._slices.mark_pool(DevicePool(device.driver, device.pool)), mark_pod, claim_of
         )
         self._classes = DeviceClasses(self._changed_all)
         self._given: dict[tuple[str, str, str], Manifest] = {}  # of the document
@@ -150,6 +154,7 @@ class SimulatedDevices:
         if claim is None or claim.spec != spec:
             claim = self._claims[key] = _Claim(spec)
         claim.removed = False
+        claim.annotations = dict(manifest["metadata"].get("annotations") or {})
         given = msgspec.convert(manifest, dra.DeviceClaim)
         if given.results or claim.fixed:
             claim.fixed, claim.results = bool(given.results), given.results or None
@@ -388,7 +393,8 @@ class SimulatedDevices:
         consumers = [dra.ClaimConsumer(resource="pods", uid=uid) for uid in claim.pods]
         allocation = dra.Allocation(devices=dra.AllocatedDevices(results=claim.results)) if claim.results else None
         status = dra.DeviceClaimStatus(allocation=allocation, reserved_for=consumers)
-        self._allocated.put(key, dra.DeviceClaim(metadata=dra.ClaimMetadata(name=key.name), status=status))
+        metadata = dra.ClaimMetadata(name=key.name, annotations=claim.annotations)
+        self._allocated.put(key, dra.DeviceClaim(metadata=metadata, status=status))
 
     def parts_of(self, uid: str, node: str) -> dict[str, dict[str, str]]:
         """Returns what a pod takes of devices, as its agent reports it."""
