@@ -286,6 +286,20 @@ def test_a_guest_that_can_use_no_free_slot_is_passed_over() -> None:
     assert [(r.uid, r.code) for r in found.waiting] == [("gated", "SlotUnbound"), ("picky", "SlotShort")]
 
 
+def test_thousands_that_wait_do_not_have_every_node_looked_at_each() -> None:
+    nodes, asked = {f"n-{n}": 1 for n in range(50)}, Counter[str]()
+
+    def offered(node: NodeKey, resource: str) -> int:
+        asked[node.name] += 1
+        return int(node.name == "n-49")
+
+    waiting = [guest(f"u{n}", nodes=[f"n-{n % 49}"]) for n in range(2000)]
+    of = use(slots=nodes, total=50, usable=frozenset(nodes))
+    found = plan_grants(of, waiting, {}, offered, NOW)
+    assert len(found.waiting) == 2000 and not found.granted
+    assert asked.total() <= 50
+
+
 def test_reservations_that_leave_first_make_room() -> None:
     assert [s.node for s in plan([guest("a"), guest("b")], last=["n-1", "n-0"]).granted] == ["n-1", "n-0"]
 

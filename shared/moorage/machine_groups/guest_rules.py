@@ -169,6 +169,10 @@ class PlacedGuests:
         self._on_nodes: Counter[str] = Counter()  # kind → guests
         self._in: Counter[tuple[str, str, str]] = Counter()  # topology key, its value and kind → guests
 
+    @property
+    def has_rules(self) -> bool:
+        return bool(self._rules)
+
     def put(self, uid: str, node: str) -> None:
         """Puts a guest on a Node, or notes that it is about to come there."""
         if not self._rules or uid in self._placed:

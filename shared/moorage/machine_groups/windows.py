@@ -130,6 +130,8 @@ def may_enter(total: int, spans: Sequence[Span], holders: Sequence[Holder], gues
     future = [s for s in spans if s.end > now]
     if len(holders) >= total:
         return False
+    if not future:
+        return True
     for time in [now, *(s.begin for s in future if s.begin > now)]:
         if guest.end is not None and time >= guest.end:
             continue

@@ -139,6 +139,7 @@ def _grant(
     for claim, nodes in use.claims.items():
         open_places = sum(nodes.values()) - sum(in_claims.get(claim, {}).values())
         holders += [Holder()] * max(0, open_places)
+    enters: dict[Holder, bool] = {}  # whether guests of a kind may enter beside those who have slots now
     for guest in waiting:
         refusal = refusal_of(use, guest, now)
         if refusal is not None:
@@ -154,7 +155,9 @@ def _grant(
         else:
             until = end_of(now, guest.seconds, guest.grace)
             holder = Holder(guest.window, until)
-            if not may_enter(use.total, use.spans, holders, holder, now):
+            if holder not in enters:
+                enters[holder] = may_enter(use.total, use.spans, holders, holder, now)
+            if not enters[holder]:
                 plan.waiting.append(_why_not(use, guest, holders, now))
                 continue
             pool, node, apart = _free_node(use, guest, until, free, placed)
@@ -163,6 +166,7 @@ def _grant(
                 continue
             free.take(pool, node, until, apart=apart)
             holders.append(holder)
+            enters = {holder: False for holder, enter in enters.items() if not enter}
             slot = granted_slot(use, guest, node, now, pool=pool, apart=apart, claim=own)
         by_node = in_claims.setdefault(slot.claim, {})
         by_node[slot.node] = by_node.get(slot.node, 0) + 1
@@ -253,7 +257,7 @@ def _nothing_free(use: SlotUse, guest: GuestReport, placed: PlacedGuests) -> str
         text = f"no slot is free on the {len(guest.nodes)} nodes that it may use"
     else:
         text = f"needs 1 slot of {use.machine}, none of {sum(use.slots.values())} is free on a node that is ready"
-    kept_off = sum(not placed.allows(guest.uid, node) for node in use.slots)
+    kept_off = sum(not placed.allows(guest.uid, node) for node in use.slots) if placed.has_rules else 0
     return f"{text}; rules about other guests keep it off {kept_off} nodes" if kept_off else text
 
 
@@ -284,14 +288,18 @@ def _free_node(
     use: SlotUse, guest: GuestReport, until: float | None, free: _Free, placed: PlacedGuests
 ) -> tuple[str, str | None, bool]:
     """Returns the window whose slot it is, the node, and whether `slots` alone counts it."""
-    order = [n for n in dict.fromkeys(use.last) if n in use.slots] + [n for n in use.slots if n not in use.last]
-    nodes = [n for n in order if n in use.usable and may_use(guest, n, placed)]
-    for node in nodes:
-        if free.offers(guest.window, node):
-            return guest.window, node, False
+    allowed = None if guest.nodes is None else frozenset(guest.nodes)
+
+    def may_go(node: str) -> bool:
+        if allowed is not None and node not in allowed:
+            return False
+        return guest.node == node or placed.allows(guest.uid, node)
+
+    if (node := free.first(guest.window, may_go)) is not None:
+        return guest.window, node, False
     if not guest.window and until is not None:
         # A slot that a window keeps for later: it is free again by then.
-        for node in nodes:
+        for node in filter(may_go, free.kept):
             if free.lends(node, until):
                 return "", node, True
     return "", None, False
@@ -304,6 +312,13 @@ class _Free:
         self, use: SlotUse, stays: Iterable[GrantedSlot], in_claims: _InClaims, offered: Offered, now: float
     ) -> None:
         self._use, self._offered, self._now = use, offered, now
+        #: Those of reservations that leave first come first, so that no other has to move.
+        self._order = [n for n in dict.fromkeys((*use.last, *use.slots)) if n in use.slots and n in use.usable]
+        self._open: dict[
+            str, list[str]
+        ] = {}  # by window, nodes that may have free slots yet: this plan only takes of them
+        #: Nodes with slots that windows keep.
+        self.kept = [node for node in self._order if use.kept.get(node, 0) > 0]
         self._taken: dict[tuple[str, str], int] = {}
         self._ends: dict[str, list[float]] = {}  # node → when those are over for whom no window keeps their slot
         for slot in stays:
@@ -313,6 +328,18 @@ class _Free:
             for node, count in nodes.items() if claim not in use.in_windows else ():
                 unused = count - in_claims.get(claim, {}).get(node, 0)
                 self._ends.setdefault(node, []).extend([inf] * unused)
+
+    def first(self, pool: str, may_go: Callable[[str], bool]) -> str | None:
+        """Returns the first node with a free slot, of those where a guest may go."""
+        left, at = self._open.setdefault(pool, list(self._order)), 0
+        while at < len(left):
+            if not may_go(left[at]):
+                at += 1
+            elif self.offers(pool, left[at]):
+                return left[at]
+            else:
+                del left[at]
+        return None
 
     def offers(self, pool: str, node: str) -> bool:
         resource = slot_resource(self._use.machine, pool)
@@ -324,7 +351,7 @@ class _Free:
     def lends(self, node: str, until: float) -> bool:
         """Returns whether a node has a slot that windows keep and that none of them needs until then."""
         times = [self._now, *(span.begin for span in self._use.spans if self._now < span.begin < until)]
-        return self._use.kept.get(node, 0) > 0 and all(self._unused(node, time) > 0 for time in times)
+        return all(self._unused(node, time) > 0 for time in times)
 
     def _unused(self, node: str, time: float) -> int:
         """Returns how many slots of a node nobody has at a time, and no window."""
