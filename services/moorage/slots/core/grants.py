@@ -29,7 +29,8 @@ class SlotUse(NamedTuple):
     """A machine type in a cluster. `total`: its slots there that the mesh promises. `claims`: applications that the mesh placed into
     its slots, with the slots of each by node. `kept`: slots that are for guests of windows. `last`: nodes of the reservations that
     leave first. `usable`: nodes on which slots are granted. `parent`: the type in whose slots it lives. `windows`: the slots of each window by
-    node, which are some of those in `kept`; `in_windows`: claims that use these."""
+    node, which are some of those in `kept`; `in_windows`: claims that use these; `promised`: the slots that all other claims
+    have by node, those of an object once."""
 
     machine: str
     cluster: str
@@ -44,6 +45,7 @@ class SlotUse(NamedTuple):
     parent: str = ""
     windows: Mapping[str, Mapping[str, int]] = {}
     in_windows: frozenset[str] = frozenset()
+    promised: Mapping[str, int] = {}
 
 
 @dataclass(slots=True)
@@ -314,9 +316,8 @@ class _Free:
         self._use, self._offered, self._now = use, offered, now
         #: Those of reservations that leave first come first, so that no other has to move.
         self._order = [n for n in dict.fromkeys((*use.last, *use.slots)) if n in use.slots and n in use.usable]
-        self._open: dict[
-            str, list[str]
-        ] = {}  # by window, nodes that may have free slots yet: this plan only takes of them
+        #: By window, nodes that may have free slots yet: a plan only takes of them.
+        self._open: dict[str, list[str]] = {}
         #: Nodes with slots that windows keep.
         self.kept = [node for node in self._order if use.kept.get(node, 0) > 0]
         self._taken: dict[tuple[str, str], int] = {}
@@ -324,10 +325,10 @@ class _Free:
         for slot in stays:
             if not (slot.pool or slot.alone or slot.claim in use.in_windows):
                 self._ends.setdefault(slot.node, []).append(slot.until or inf)
-        for claim, nodes in use.claims.items():
-            for node, count in nodes.items() if claim not in use.in_windows else ():
-                unused = count - in_claims.get(claim, {}).get(node, 0)
-                self._ends.setdefault(node, []).extend([inf] * unused)
+        plain = [in_claims.get(claim, {}) for claim in use.claims if claim not in use.in_windows]
+        for node, count in use.promised.items():
+            pods = sum(nodes.get(node, 0) for nodes in plain)
+            self._ends.setdefault(node, []).extend([inf] * (count - pods))
 
     def first(self, pool: str, may_go: Callable[[str], bool]) -> str | None:
         """Returns the first node with a free slot, of those where a guest may go."""

@@ -31,7 +31,7 @@ from .dependent_types import limits, places_alone, types_below
 from .grants import GrantPlan, SlotUse, plan_grants
 from .layout import PATIENCE, NodeCounts, NodeKey, PooledNode, TypeLayout, lay_out
 from .mesh_machines import StoredMachine
-from .slot_pods import SlotsInUse, claims_within, ends_beside_windows
+from .slot_pods import SlotsInUse, claims_within, ends_beside_windows, slots_of_objects
 from .state import ClusterMachines
 from .window_slots import by_window, less, set_aside
 
@@ -339,6 +339,7 @@ class Planner:
             if (left := count - offline.get(node, 0)) > 0
         }
         claims = claims_within(self._ledger, claim)
+        in_windows = frozenset(ident for ident in claims if not self._uses(ident, slot_resource(key)))
         return SlotUse(
             machine=key,
             cluster=self._cluster.name,
@@ -349,7 +350,8 @@ class Planner:
             spans=_spans(kind) if kind is not None else [],
             allow=machine.allow if machine is not None else Allow(),
             claims=claims,
-            in_windows=frozenset(ident for ident in claims if not self._uses(ident, slot_resource(key))),
+            in_windows=in_windows,
+            promised=slots_of_objects(self._ledger, {i: nodes for i, nodes in claims.items() if i not in in_windows}),
             last=self._cluster.held[key].last if key in self._cluster.held else (),
             usable=frozenset(ready),
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from math import inf
 from typing import NamedTuple
 
@@ -105,16 +105,24 @@ def _of_type(ledger: Ledger, key: str, cluster: str, *, alone: bool) -> NodeCoun
         if slot.claim == claim or (slot.alone and slot.node not in within.get(slot.claim, {})):
             node = NodeKey(cluster, slot.node)
             found[node] = found.get(node, 0) + 1
-    # An update takes over the slots of the claim before it, and both are there until the older pods are gone.
+    for name, count in slots_of_objects(ledger, within).items():
+        node = NodeKey(cluster, name)
+        found[node] = found.get(node, 0) + count
+    return found
+
+
+def slots_of_objects(ledger: Ledger, claims: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
+    """Returns how many slots claims have by node. An update takes over the slots of the claim before it, and both are there until the older
+    pods are gone."""
     of_object: dict[Family, dict[str, int]] = {}
-    for ident, nodes in within.items():
+    for ident, nodes in claims.items():
         most = of_object.setdefault(ledger.claims[ident].family, {})
         for name, count in nodes.items():
             most[name] = max(count, most.get(name, 0))
+    found: dict[str, int] = {}
     for nodes in of_object.values():
         for name, count in nodes.items():
-            node = NodeKey(cluster, name)
-            found[node] = found.get(node, 0) + count
+            found[name] = found.get(name, 0) + count
     return found
 
 
