@@ -21,6 +21,7 @@ from moorage.model.claims import Release, Withdrawal
 from moorage.parts import NAMELESS, SHARES, Budget, Forest, Group, Request, candidates
 from moorage.parts.layout import provider_uuid
 from moorage.placement.core.reported_columns import ReportedColumns
+from moorage.placement.core.reported_names import class_of
 
 from .cluster import (
     DRIVER,
@@ -142,6 +143,21 @@ def test_devices_whose_counters_are_used_up_are_not_free() -> None:
     ((reason, _),) = device_reasons(cluster.fleet, "web", shape, np.ones(1, np.bool_))
     assert (reason.code, reason.needed, reason.free) == ("PartShort", "1", "0")
     assert f"of 2 more the counters are used up: nearest is {DRIVER}/{POOL}/counters:c, M 1 of 2" in reason.message
+
+
+def test_candidates_come_in_the_same_order_whichever_node_was_first() -> None:
+    devices = [FAR, Device("near", ("n1", "n2")), Device("d0", ("n2",), takes=1), Device("d1", ("n1",), takes=1)]
+    device = Group({class_of(DRIVER): 1})
+    requests = (Request({"_A": device, "_B": Group({"VCPU": 1})}), Request({"_A": device}))
+    found = []
+    for nodes in (("n0", "n1", "n2"), ("n2", "n0", "n1"), ("n1", "n2", "n0")):
+        cluster, forest = Cluster(dict.fromkeys(nodes, 8), devices, counters=9), Forest()
+        ReportedColumns(cluster.fleet, forest).write(0)
+        each = [candidates(forest, request, Budget(10_000)) for request in requests]
+        found.append(
+            [[forest.ids[row] for rows in c.mappings.values() for row in rows] for those in each for c in those]
+        )
+    assert found[0] == found[1] == found[2] and len(found[0]) > 8
 
 
 def test_they_are_providers_of_their_own_with_an_aggregate_in_common_with_the_nodes() -> None:
