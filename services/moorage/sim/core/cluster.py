@@ -56,9 +56,8 @@ class SimulatedCluster:
         self.late_zones: list[tuple[SchedulerNode, ReportedZones]] = []  # to be reported after the delay
         self.devices: SimulatedDevices | None = None
         self.leaving: dict[str, float] = {}  # pods that must leave devices with taints, and when
-        self.binding: dict[
-            str, tuple[SchedulerNode, float]
-        ] = {}  # pods that wait for devices on a node, and until when
+        #: Pods that wait for devices on a node, and until when.
+        self.binding: dict[str, tuple[SchedulerNode, float]] = {}
         self._begin_devices()
         if spec.pods or spec.objects:
             self._materialize()
