@@ -60,6 +60,11 @@ class Unassigned:
     message: str = ""
 
 
+def parts_serve(pods: int, of: int) -> str:
+    """Says how many pods parts are there for."""
+    return f"parts of the nodes serve {pods} of the {of} pods"
+
+
 class _ClusterNodes:
     """The nodes of one cluster as small matrices, with the shapes to place on them."""
 
@@ -283,8 +288,7 @@ class _ClusterNodes:
             held = self._held_together(number, min(held, count))
         if held >= count:
             return None
-        message = f"parts of the nodes serve {held} of the {count} pods"
-        return Unassigned("PartShort", number, "", count, held, message)
+        return Unassigned("PartShort", number, "", count, held, parts_serve(held, count))
 
     def _held_together(self, number: int, count: int) -> int:
         """Returns how many pods of the shape alone, at most `count`, nodes hold that reach the same parts."""

@@ -14,6 +14,7 @@ from itertools import product
 import msgspec
 
 from moorage.fit import Assigned, PackingSolutions, Unassigned, assign, keeps_rules
+from moorage.fit.assign import parts_serve
 from moorage.fleet import Fleet
 from moorage.model.candidates import OwnClaim
 from moorage.model.shapes import Shape, on_nodes
@@ -257,10 +258,10 @@ class _Attempt(AttemptState):
             message = f"{', '.join(refused)} refused pods of {one.shape.object}, and no other node fits: {words}"
             return Unassigned("NodeRefused", number, message=message)
         fixed = sum(slot.count for slot in plans[number].slots)
-        if failure.code == "CapacityShort":
-            return Unassigned(
-                failure.code, number, failure.resource, failure.needed + fixed, failure.best + fixed, failure.message
-            )
+        if failure.code in ("CapacityShort", "PartShort"):
+            needed, best = failure.needed + fixed, failure.best + fixed
+            message = parts_serve(best, needed) if failure.code == "PartShort" and fixed else failure.message
+            return Unassigned(failure.code, number, failure.resource, needed, best, message)
         best = failure.best
         if failure.code == "ResourceShort" and one.is_update:  # of one pod on one node
             best = max(best, min(Takeover(self, number, 0).most_free(failure.resource), failure.needed - 1))

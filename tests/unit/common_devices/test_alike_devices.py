@@ -234,7 +234,9 @@ def test_further_pods_get_what_looks_like_the_devices_of_their_claim(
 def test_no_pod_is_added_where_it_would_take_a_card_from_others() -> None:
     state = state_of(fleet_of("c0 c1 c0a c1a c1b"))
     assert isinstance(scaled(state, ["n0/c0"], 2), list)
-    assert isinstance(scaled(state, ["n0/c0"], 3), Unassigned), "the second pod gets the card, so there are no halves"
+    refused = scaled(state, ["n0/c0"], 3)  # the second pod gets the card, so there are no halves
+    assert isinstance(refused, Unassigned) and (refused.code, refused.needed, refused.best) == ("PartShort", 3, 2)
+    assert refused.message == "parts of the nodes serve 2 of the 3 pods", "those that it has are among them"
     assert isinstance(scaled(state, ["n0/c0a"], 3), list), "pods with halves leave two more of them"
 
 
