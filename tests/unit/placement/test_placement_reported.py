@@ -953,7 +953,7 @@ def check_columns(mesh: Mesh) -> None:
         roots = [row for ident, row in forest.rows.items() if forest.block[row] == -1 - cid and forest.parent[row] < 0]
         texts = call.finished(summaries_of_nodes(reported.columns, forest, cid, sorted(roots)))
         assert texts is not None
-        one_by_one = [call.finished(mesh.state.tree_summaries(root, 1)) for root in sorted(roots)]
+        one_by_one = [call.finished(mesh.state.summaries.of_tree(root, 1)) for root in sorted(roots)]
         assert list(map(decoded_members, texts)) == list(map(decoded_members, one_by_one))
 
 

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from moorage.model.allocations import Consumer, ConsumerWrite, InventoryRecord
-from moorage.placement.core.call import Answer, Call, LongBody
+from moorage.placement.core.call import Answer, Call, LongBody, finished
 from moorage.placement.core.records import Change, Provider
 from moorage.placement.core.routes import ROUTES
 from moorage.placement.core.state import State
@@ -137,6 +137,23 @@ def test_what_changes_of_a_wide_tree_is_written_alone() -> None:
     assert state.forest.room(state.forest.rows[larger.uuid], "VGPU") == 5
     assert state.forest.parent[state.forest.rows[again.uuid]] == state.forest.rows[made[9].uuid]
     assert state.forest.rows[made[7].uuid] == rows[made[7].uuid] and made[8].uuid not in state.forest.rows
+
+
+def test_summaries_that_changed_while_they_were_made_are_not_kept(state: State) -> None:
+    made = [provider("busy", None)]
+    made += [provider(f"busy-{number}", made[0].uuid, PGPU=4) for number in range(10)]
+    state.apply(Change({p.uuid: p for p in made}))
+    consumer = Consumer(
+        uuid=ident("late"), project="p", user="u", type="T", generation=1, allocations={made[1].uuid: {"PGPU": 3}}
+    )
+    root = state.forest.rows[made[0].uuid]
+    steps = state.summaries.of_tree(root, 4)
+    next(steps)
+    state.apply(Change(consumers=(ConsumerWrite(consumer=consumer, expected=None),)))
+    finished(steps)
+    assert state.summaries.kept(root) is None
+    finished(state.summaries.of_tree(root, 4))
+    assert f'"{made[1].uuid}":{{"resources":{{"PGPU":{{"capacity":4,"used":3}}}}' in (state.summaries.kept(root) or "")
 
 
 @pytest.mark.parametrize("again", [False, True])

@@ -62,7 +62,7 @@ class CandidateText:
         if self._version < 29:
             wanted = None if self._version >= 27 else asked
             for uuid in [forest.ids[row] for row in rows.tolist()]:
-                texts.append(f'"{uuid}":{_json(state.summary(uuid, wanted, self._version >= 17))}')
+                texts.append(f'"{uuid}":{_json(state.summaries.of(uuid, wanted, self._version >= 17))}')
                 if len(texts) == _SLICE:
                     finish()
                     yield
@@ -85,9 +85,9 @@ class CandidateText:
                     yield
                 continue
             for root in of_block.tolist():
-                known = state.kept_summaries(root)
+                known = state.summaries.kept(root)
                 if known is None:
-                    known = yield from state.tree_summaries(root, 10 * _SLICE)
+                    known = yield from state.summaries.of_tree(root, 10 * _SLICE)
                     made += int(forest.leave[root]) - root
                 texts.append(known)
                 gathered += 1

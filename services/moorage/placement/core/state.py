@@ -5,22 +5,19 @@ from __future__ import annotations
 import zlib
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from itertools import islice
-from typing import Any
 
 import msgspec
 import os_resource_classes
 import os_traits
 
-from moorage.collections import LruDict
 from moorage.parts import Forest, Part
 
 from .errors import conflict, not_found, unknown_class, unknown_traits
 from .records import Addition, Change, Consumer, ConsumerWrite, Provider, column
 from .reported import ReportedTrees
 from .reported_names import is_reported, uuids_of
+from .summaries import Summaries
 
-#: Encoded summaries of providers and of whole trees that are kept.
-SUMMARIES, TREES = 200_000, 40_000
 #: Records, trees or consumers of a large change that are written between two steps.
 _SLICE = 100
 #: Providers that are moved one by one; with more, their trees are written anew, in about the same time.
@@ -46,8 +43,7 @@ class State:
         self._may_be_gone: set[str] = set()  # providers that were deleted after such writes, among others
         self._blocks: dict[str, int] = {}  # by root
         self._next_block = 0
-        self._summaries = LruDict[str, str](SUMMARIES)
-        self._trees = LruDict[str, str](TREES)  # by root
+        self.summaries = Summaries(self)
         self._known_names = 0, 0  # of classes and traits that nodes and parts have
         self._class_users: dict[str, int] = {}
         self._trait_users: dict[str, int] = {}
@@ -196,69 +192,6 @@ class State:
     def is_trait_used(self, name: str) -> bool:
         return self._trait_users.get(name, 0) > 0 or name in self.reported.columns.trait_names
 
-    def summary(self, uuid: str, only: set[str] | None = None, traits: bool = True) -> dict[str, Any]:
-        """Shows a provider as candidates do. `only`: the classes to show, None for all."""
-        if uuid not in self.providers:
-            return self._summary_of_reported(uuid, only, traits)
-        provider = self.providers[uuid]
-        shown: dict[str, Any] = {
-            "resources": {
-                name: {"capacity": inventory.capacity, "used": self.used(uuid, name)}
-                for name, inventory in provider.inventories.items()
-                if only is None or name in only
-            }
-        }
-        if traits:
-            shown["traits"] = provider.traits
-        return shown
-
-    def _summary_of_reported(self, uuid: str, only: set[str] | None, traits: bool) -> dict[str, Any]:
-        place = self.reported.place(uuid)
-        offers = {} if place is None else self.reported.offers(place)
-        shown: dict[str, Any] = {
-            "resources": {
-                name: {"capacity": offer.inventory.capacity, "used": offer.used}
-                for name, offer in offers.items()
-                if only is None or name in only
-            }
-        }
-        if traits:
-            shown["traits"] = sorted(self.forest.traits.sets[int(self.forest.trait_set[self.forest.rows[uuid]])])
-        return shown
-
-    def kept_summaries(self, root: int) -> str | None:
-        """Returns the summaries of a tree, by its first row, if they were made since it changed."""
-        return self._trees.use(self.forest.ids[root])
-
-    def tree_summaries(self, root: int, at_once: int) -> Generator[None, None, str]:
-        """Returns the members of a JSON object: the summaries of a tree's providers with parent and root. They are kept, for
-        answers show whole trees again and again. Makes so many between two steps."""
-        uuids = self.forest.ids[root : int(self.forest.leave[root])]
-        texts: list[str] = []
-        for begin in range(0, len(uuids), at_once):
-            if begin:
-                yield
-            texts += [f'"{uuid}":{self._encoded_summary(uuid, uuids[0])}' for uuid in uuids[begin : begin + at_once]]
-        found = ",".join(texts)
-        if uuids[0] in self.providers:  # use of nodes changes with every report
-            self._trees[uuids[0]] = found
-        return found
-
-    def _encoded_summary(self, uuid: str, root: str) -> str:
-        if uuid not in self.providers:
-            parent = int(self.forest.parent[self.forest.rows[uuid]])
-            shown = self.summary(uuid)
-            shown["parent_provider_uuid"] = self.forest.ids[parent] if parent >= 0 else None
-            shown["root_provider_uuid"] = root
-            return msgspec.json.encode(shown).decode()
-        found = self._summaries.get(uuid)
-        if found is None:
-            shown = self.summary(uuid)
-            shown["parent_provider_uuid"] = self.providers[uuid].parent
-            shown["root_provider_uuid"] = root
-            found = self._summaries[uuid] = msgspec.json.encode(shown).decode()
-        return found
-
     def check_class(self, name: str) -> None:
         if name not in self.classes:
             raise unknown_class(name)
@@ -359,7 +292,7 @@ class State:
         self._learn(new)
         if _has_other_columns(old, new):
             self.forest.change(self._part(new))
-            self._trees.pop(self.root_of(new.uuid), None)
+            self.summaries.forget_tree(self.root_of(new.uuid))
 
     def _write_alone(self, uuid: str, new: Provider | None) -> bool:
         """Makes, moves or deletes one provider without writing the rest of its tree. Returns whether it did: not if there are many
@@ -369,7 +302,7 @@ class State:
         if len(below) > _FEW:
             return False
         if old is not None:
-            self._trees.pop(self.root_of(uuid), None)
+            self.summaries.forget_tree(self.root_of(uuid))
             if old.parent is None:
                 self.forest.write(self._blocks.pop(uuid), ())
             else:
@@ -388,8 +321,8 @@ class State:
             for one in below[1:]:
                 self.forest.add(self._part(self.providers[one]))
         for one in below:
-            self._summaries.pop(one, None)
-        self._trees.pop(self.root_of(uuid), None)
+            self.summaries.forget(one)
+        self.summaries.forget_tree(self.root_of(uuid))
         return True
 
     def _join_parent(self, new: Provider, parent: str) -> str | None:
@@ -438,9 +371,9 @@ class State:
         for number, root in enumerate(roots, 1):
             if root in self._blocks:
                 self.forest.write(self._blocks[root], ())
-            self._trees.pop(root, None)
+            self.summaries.forget_tree(root)
             for uuid in self.subtree(root):
-                self._summaries.pop(uuid, None)
+                self.summaries.forget(uuid)
             if number % _SLICE == 0:
                 yield
         for number, root in enumerate(sorted(roots), 1):
@@ -457,7 +390,7 @@ class State:
 
     def _forget(self, old: Provider) -> None:
         del self._named[old.name]
-        self._summaries.pop(old.uuid, None)
+        self.summaries.forget(old.uuid)
         for users, names in ((self._class_users, old.inventories), (self._trait_users, old.traits)):
             for name in names:
                 users[name] -= 1
@@ -518,11 +451,11 @@ class State:
                 used = self._used[uuid, name] = self._used.get((uuid, name), 0) + sign * amount
                 if not used:
                     del self._used[uuid, name]
-                self._summaries.pop(uuid, None)
+                self.summaries.forget(uuid)
                 if provider is not None and name in provider.inventories:
                     row = self.forest.rows[uuid]
                     self.forest.set_used(row, name, used)
-                    self._trees.pop(self.forest.ids[self.forest.root[row]], None)
+                    self.summaries.forget_tree(self.forest.ids[self.forest.root[row]])
 
 
 def _age(provider: Provider) -> tuple[float, str]:
