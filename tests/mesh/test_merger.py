@@ -7,6 +7,7 @@ import asyncio
 import msgspec
 
 from moorage.bus import Incoming, subjects
+from moorage.fleet import CORDONED
 from moorage.model.candidates import Answer, Ask
 from moorage.model.claims import Decision
 from moorage.model.groups import Decide, Stored, Withdraw
@@ -132,6 +133,38 @@ async def test_an_early_hint_is_committed_only_after_its_record_is_durable(open_
         # Claims that were never confirmed do not block others.
         await s.decide(revision("falls"))
         await s.attempt("falls", "Placed")
+
+
+async def test_an_early_hint_alone_gives_its_room_back_if_its_record_is_never_stored(open_mergers: OpenMergers) -> None:
+    async with open_mergers(lambda: {"lab/one": [node(cpu="4")]}) as s:
+        big = ShapedApp(name="a", shapes=[shape(3000)])
+        await s.bus.publish(subjects.GROUPS_DECIDE, Decide(id="hint falls", record=revision("falls", big), ahead=True))
+        await asyncio.sleep(1.2)
+        assert not s.ledger.standing and not s.events
+        await s.bus.publish(
+            subjects.GROUPS_DECIDE, Decide(id="hint stands", record=revision("stands", big), ahead=True)
+        )
+        await asyncio.sleep(0.2)
+        assert not s.ledger.standing, "its record may never be stored"
+        await s.bus.publish(subjects.GROUPS_STORED, Stored(id="hint stands"))
+        await s.attempt("stands", "Placed")
+        # One that cannot be placed is told of only once it is stored, too.
+        await s.bus.publish(subjects.GROUPS_DECIDE, Decide(id="hint waits", record=revision("waits", big), ahead=True))
+        await asyncio.sleep(0.2)
+        assert not s.attempts("waits")
+        await s.bus.publish(subjects.GROUPS_STORED, Stored(id="hint waits"))
+        await s.attempt("waits", "Pending")
+
+
+async def test_what_changes_while_a_record_is_written_is_seen_by_its_decision(open_mergers: OpenMergers) -> None:
+    async with open_mergers(lambda: {"lab/one": [node(cpu="4")]}) as s:
+        hint = Decide(id="hint", record=revision("shop", ShapedApp(name="a", shapes=[shape(3000)])), ahead=True)
+        await s.bus.publish(subjects.GROUPS_DECIDE, hint)
+        await until(lambda: any(writer.fleet.taken(0) for writer in s.writers))  # the proposal holds its room
+        s.report("lab/one", lambda w, cid: w.set_state(cid, CORDONED))
+        await s.bus.publish(subjects.GROUPS_STORED, Stored(id="hint"))
+        await s.attempt("shop", "Pending")
+        assert not s.ledger.standing
 
 
 async def test_simulate_decides_without_committing(open_mergers: OpenMergers) -> None:

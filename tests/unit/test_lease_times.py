@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from moorage.bus import Conflict, Lease, NoAnswer
-from moorage.merger.durability import TIMEOUT, DurableRevisions
+from moorage.merger.durability import TIMEOUT, Confirmation, DurableRevisions
 
 TTL = 4.0
 
@@ -160,3 +160,12 @@ async def test_a_record_is_waited_for_so_long_and_no_longer(after: float, stands
     began = loop.time()
     assert await confirmations.wait_durable("hint") is stands
     assert loop.time() - began <= TIMEOUT + 0.001
+
+
+@pytest.mark.looptime
+async def test_a_confirmation_can_be_waited_for_again() -> None:
+    revisions = DurableRevisions()
+    asyncio.get_running_loop().call_later(0.1, revisions.record_stored, "", b'{"id":"hint"}')
+    stored, missing = Confirmation(revisions, "hint"), Confirmation(revisions, "another")
+    assert [await stored.wait(), await stored.wait()] == [True, True]
+    assert [await missing.wait(), await missing.wait()] == [False, False]

@@ -62,7 +62,7 @@ from .core.responses import (
     placement_masks,
     steady_confinement,
 )
-from .durability import DurableRevisions
+from .durability import Confirmation
 from .events import placed
 from .metrics import DecisionMetrics
 from .proposer import SOLVE_SECONDS, Proposer
@@ -267,18 +267,18 @@ class Decider:
     # -- deciding -----------------------------------------------------------------------------------------------------
 
     async def decide(
-        self, record: Revision, cause: str, based_on: int, durable_revisions: DurableRevisions | None = None
+        self, record: Revision, cause: str, based_on: int, confirmation: Confirmation | None = None
     ) -> Outcome | None:
         """Returns None if there is nothing left to decide, or if another task of this process decides the group.
-        `based_on`: the last commit that was folded when the record was received. `durable_revisions` is given if the record is
-        still being written, and reports when it is durable."""
+        `based_on`: the last commit that was folded when the record was received. `confirmation` is given if the record is still
+        being written: the intent store's, that it is durable."""
         group = record.group
         if self._deciding.get(group, 0) >= record.revision:
             return None
         self._deciding[group] = record.revision
         began = time.perf_counter()
         try:
-            outcome = await self._decide(record, cause, based_on, durable_revisions)
+            outcome = await self._decide(record, cause, based_on, confirmation)
             self.metrics.decided(time.perf_counter() - began)
             self.metrics.outcome(outcome.attempt if outcome is not None else None)
             return outcome
@@ -295,7 +295,7 @@ class Decider:
         return bound(record, self.catalog, self.served)
 
     async def _decide(
-        self, record: Revision, cause: str, based_on: int, durable_revisions: DurableRevisions | None
+        self, record: Revision, cause: str, based_on: int, confirmation: Confirmation | None
     ) -> Outcome | None:
         loop = asyncio.get_running_loop()
         if settled(self.ledger, record.group, record.revision):
@@ -309,12 +309,14 @@ class Decider:
         asked_at = AskedAt(self.fleet.epoch, self.ledger.seq)
         results = await self.gather(record, cause, existing)
         reached("merger.answered")
-        if durable_revisions is not None and not await durable_revisions.wait_durable(cause):
+        # Where nothing else is decided, the decision is proposed while its record is written. Where much is, others would take
+        # the room meanwhile.
+        if confirmation is not None and len(self._deciding) > 1 and not await confirmation.wait():
             return None
         asked_again = 0
         while True:
-            refusal = await self._try(record, results, until, based_on)
-            if refusal is None:
+            refusal = await self._try(record, results, until, based_on, confirmation)
+            if refusal is None or (confirmation is not None and not await confirmation.wait()):
                 return None
             if isinstance(refusal, Attempt):
                 self.documents[document.group, document.revision] = document
@@ -342,9 +344,14 @@ class Decider:
         return Outcome(attempt, confined, outdated)
 
     async def _try(
-        self, record: Revision, results: ControllerResults, until: float, based_on: int
+        self,
+        record: Revision,
+        results: ControllerResults,
+        until: float,
+        based_on: int,
+        confirmation: Confirmation | None,
     ) -> Attempt | ProposalRefused | None:
-        """Proposes and commits a decision. Returns None if there is nothing left to decide."""
+        """Proposes a decision, and commits it once its record is durable. Returns None if there is nothing left to decide."""
         if (forbidden := forbidden_class(record, self.catalog.grants)) is not None:
             return ProposalRefused([forbidden])
         proposer = Proposer(self, record, results, based_on)
@@ -357,6 +364,9 @@ class Decider:
                 decision = await proposer.propose_solved(until)
             if decision is None:
                 return _OVERTAKEN if attempt and not proposer.refusal.final else proposer.refusal
+            if confirmation is not None and not await confirmation.wait():
+                self.capacity.give_back(decision.id)
+                return None
             began = time.perf_counter()
             with tracing.span("commit"):
                 result = await self.committer.commit(decision, guard, proposer.propose)

@@ -1,5 +1,5 @@
-"""Tracks which revisions are durable. A hint may arrive while its record is still being written, so that controllers are
-asked meanwhile; nothing is committed for it before the intent store confirms the record."""
+"""Tracks which revisions are durable. A hint may arrive while its record is still being written, so that controllers are asked and
+a decision is proposed meanwhile; nothing is committed for it before the intent store confirms the record."""
 
 from __future__ import annotations
 
@@ -50,3 +50,17 @@ class DurableRevisions:
             return False
         finally:
             del self._waiting[ident]
+
+
+class Confirmation:
+    """The confirmation of one hint's record. It can be waited for several times."""
+
+    def __init__(self, revisions: DurableRevisions, ident: str) -> None:
+        self._revisions, self._ident = revisions, ident
+        self._durable: bool | None = None
+
+    async def wait(self) -> bool:
+        """Returns whether the record is durable."""
+        if self._durable is None:
+            self._durable = await self._revisions.wait_durable(self._ident)
+        return self._durable

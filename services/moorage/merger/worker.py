@@ -28,7 +28,7 @@ from .class_events import ClassEvents
 from .concurrency import ConcurrencyLimit
 from .core.replay import replay
 from .decider import Decider
-from .durability import DurableRevisions
+from .durability import Confirmation, DurableRevisions
 from .events import DecisionEvents, tell
 from .metrics import merger_metrics
 from .wait_loop import LeasedWaitLoop, WaitLoop
@@ -87,9 +87,9 @@ class Merger:
 
     async def decide(self, incoming: Incoming) -> bytes:
         hint, based_on = _decides.decode(incoming.data), self._decider.based_on
-        durable = self.durable_revisions if hint.ahead else None
+        confirmation = Confirmation(self.durable_revisions, hint.id) if hint.ahead else None
         async with self._concurrency.slot():
-            outcome = await self._decider.decide(hint.record, hint.id, based_on, durable)
+            outcome = await self._decider.decide(hint.record, hint.id, based_on, confirmation)
         if outcome is not None:
             await tell(self._bus, outcome.attempt, hint.id)
         return b"{}"

@@ -16,7 +16,7 @@ log = structlog.get_logger("sdk")
 
 #: Asks that are kept, and the seconds after which nothing is prepared for one any more.
 KEPT, RECENT = 4, 60.0
-#: Seconds without an ask before something is prepared: where many groups are decided, it would only delay their answers.
+#: Seconds after a change and without an ask before something is prepared: whoever made the change, or asks next, comes first.
 QUIET = 0.002
 #: The part of this process's time that it may take.
 SHARE = 0.1
@@ -43,8 +43,7 @@ class Preparation:
 
     def _wait(self) -> None:
         loop = asyncio.get_running_loop()
-        earliest = max(self._asked_at + QUIET, self._not_before, loop.time())
-        self._timer = loop.call_at(earliest, self._prepare)
+        self._timer = loop.call_at(max(loop.time() + QUIET, self._not_before), self._prepare)
 
     def _prepare(self) -> None:
         self._timer = None
