@@ -15,6 +15,8 @@ from moorage.intents.core import validate
 from moorage.intents.core.resolve import resolve
 from moorage.intents.core.transitions import apply_document
 from moorage.intents.core.validate import Accepted, AcceptedIntent
+from moorage.model.documents import INTENT_SPECS
+from moorage.model.intent_kinds import INTENT_KINDS
 from moorage.model.problems import Problem, Refused
 from moorage.parsing import yaml_json
 
@@ -207,6 +209,10 @@ WRONG_PLACES: list[tuple[str, Any, dict[str, str]]] = [
 @pytest.mark.parametrize(("path", "value", "expected"), WRONG_PLACES, ids=lambda v: str(v)[:50])
 def test_wrong_fields_are_refused(path: str, value: Any, expected: dict[str, str]) -> None:
     assert violations(change(path, value)) == expected
+
+
+def test_each_kind_of_intent_has_a_spec() -> None:
+    assert tuple(INTENT_SPECS) == INTENT_KINDS
 
 
 def test_all_violations_of_a_document_are_answered_together() -> None:

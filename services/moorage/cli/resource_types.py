@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from moorage.model.intent_kinds import INTENT_KINDS
+
 from .durations import age
 from .exit_codes import USAGE, Failure
 from .gateway_client import group_path, path
@@ -453,7 +455,7 @@ PAST_DECISIONS = replace(
         Column("REPLACED BY", field("replacedBy"), wide=True),
     ),
 )
-INTENT_KINDS = {kind.lower(): kind for kind in ("HpaIntent", "TopologyIntent", "PlacementIntent", "AffinityIntent")}
+INTENTS = {kind.lower(): kind for kind in INTENT_KINDS}
 
 
 def _application(name: str, project: str) -> tuple[str, str]:
@@ -470,13 +472,13 @@ def resolve(text: str) -> ResourceType:
     if low in _BY_NAME:
         return _BY_NAME[low]
     single = low.removesuffix("s")
-    if single in INTENT_KINDS or text[:1].isupper():
-        kind = INTENT_KINDS.get(single, text)
+    if single in INTENTS or text[:1].isupper():
+        kind = INTENTS.get(single, text)
 
         def item_path(name: str, project: str) -> str:
             return path("intents", kind, project or "default", name)
 
         return replace(_BY_NAME["intents"], intent_kind=kind, item_path=item_path)
-    close = closest(low, [*_BY_NAME, *INTENT_KINDS])
+    close = closest(low, [*_BY_NAME, *INTENTS])
     suggestion = f"did you mean {close!r}?" if close else f"known are {', '.join(k.name for k in KINDS)}"
     raise Failure(f"unknown resource type {text!r}; {suggestion}", USAGE)

@@ -10,6 +10,7 @@ from aiohttp import web
 from moorage.bus import subjects
 from moorage.model.controllers import Controller
 from moorage.model.desired_state import DiffAsk
+from moorage.model.intent_kinds import INTENT_KINDS
 from moorage.model.names import token, untoken
 from moorage.model.problems import Refused, Violation, invalid, not_found
 
@@ -122,13 +123,11 @@ def _versioned(request: web.Request, item: Any, group: str) -> web.Response:
 
 # --- standalone intents ----------------------------------------------------------------------------------------------
 
-_BUILTIN = ("HpaIntent", "TopologyIntent", "PlacementIntent", "AffinityIntent")
-
 
 def intent_kind(view: ReadModel, text: str) -> str:
     """Returns the proper spelling of an intent kind given in any case. Known are built-in and registered kinds, and those of
     stored intents, because a controller may leave before its intents are deleted."""
-    kinds = {*_BUILTIN, *(kind for controller in view.controllers.values() for kind in controller.kinds)}
+    kinds = {*INTENT_KINDS, *(kind for controller in view.controllers.values() for kind in controller.kinds)}
     kinds.update(untoken(key.partition(".")[0]) for key in view.documents)
     for kind in kinds:
         if text.lower() in (kind.lower(), kind.lower() + "s"):

@@ -179,6 +179,15 @@ class AffinityIntentSpec(Strict, kw_only=True):
     rules: list[AffinityRule] = []
 
 
+#: The specs of `INTENT_KINDS`.
+INTENT_SPECS: dict[str, type[msgspec.Struct]] = {
+    "HpaIntent": HpaIntentSpec,
+    "TopologyIntent": TopologyIntentSpec,
+    "PlacementIntent": PlacementIntentSpec,
+    "AffinityIntent": AffinityIntentSpec,
+}
+
+
 class IntentDocument(Strict, kw_only=True):
     """A standalone intent (`HpaIntent`, `TopologyIntent`, `PlacementIntent`, `AffinityIntent`, or a registered kind), for `spec.group`."""
 

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import msgspec
 
 from moorage.model.desired_state import ActionAsk
-from moorage.model.documents import Consumer, HpaIntentSpec
+from moorage.model.documents import INTENT_SPECS, Consumer, HpaIntentSpec
 from moorage.podspec import find
 
 #: Kinds of intents that have consumers.
-CONSUMER_KINDS = ("HpaIntent", "TopologyIntent")
+CONSUMER_KINDS = tuple(kind for kind, spec in INTENT_SPECS.items() if issubclass(spec, HpaIntentSpec))
 
 
 class NamedConsumer(NamedTuple):

@@ -97,9 +97,9 @@ def _decisions(context: CompletionContext) -> Iterable[str]:
 
 
 def _kinds(_context: CompletionContext) -> Iterable[str]:
-    from ..resource_types import INTENT_KINDS, KINDS
+    from ..resource_types import INTENTS, KINDS
 
-    return (*(name for kind in KINDS for name in (kind.name, kind.aliases[0])), *INTENT_KINDS)
+    return (*(name for kind in KINDS for name in (kind.name, kind.aliases[0])), *INTENTS)
 
 
 def _names(context: CompletionContext) -> Iterable[str]:

@@ -79,10 +79,7 @@ def documents() -> dict[str, tuple[_Struct, _Struct | None]]:
 
     return {
         "Application": (model.Application, None),
-        "HpaIntent": (model.IntentDocument, model.HpaIntentSpec),
-        "TopologyIntent": (model.IntentDocument, model.TopologyIntentSpec),
-        "PlacementIntent": (model.IntentDocument, model.PlacementIntentSpec),
-        "AffinityIntent": (model.IntentDocument, model.AffinityIntentSpec),
+        **{kind: (model.IntentDocument, spec) for kind, spec in model.INTENT_SPECS.items()},
         **{kind: (found.document, None) for kind, found in FLEET_KINDS.items()},
         "Fleet": (FleetDocument, None),
     }

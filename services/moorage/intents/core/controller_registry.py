@@ -9,11 +9,12 @@ from typing import Any
 import msgspec
 
 from moorage.model.controllers import DEVICES, MACHINES, PARTS, Controller, Register, Setting
+from moorage.model.intent_kinds import INTENT_KINDS
 from moorage.model.names import is_name
 from moorage.model.problems import Refused, invalid
 
 from .diagnostics import Diagnostics
-from .validate import APPLICATION, BUILTIN
+from .validate import APPLICATION
 
 _TOPICS = (PARTS, DEVICES, MACHINES)
 _SETTABLE = ("deadline_ms", "policy", "weight", "placement", "actions")
@@ -89,7 +90,7 @@ def _check(
     if not 0 <= weight <= MAX_WEIGHT:
         diagnostics.error("weight", "OutOfRange", f"must be 0 to {MAX_WEIGHT}")
     for kind, schema in kinds.items():
-        if not kind.isalnum() or not kind.isascii() or kind == APPLICATION or kind == "Fleet" or kind in BUILTIN:
+        if not kind.isalnum() or not kind.isascii() or kind == APPLICATION or kind == "Fleet" or kind in INTENT_KINDS:
             message = "must consist of letters and digits, and must not be a built-in kind"
             diagnostics.error(f"kinds.{kind}", "InvalidName", message)
         elif wrong := _wrong_with(schema):

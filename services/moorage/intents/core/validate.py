@@ -9,12 +9,12 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from moorage.model.documents import (
+    INTENT_SPECS,
     AffinityIntentSpec,
     Application,
     HpaIntentSpec,
     IntentDocument,
     PlacementIntentSpec,
-    TopologyIntentSpec,
 )
 from moorage.model.names import GroupName
 from moorage.model.problems import Refused, Violation, invalid
@@ -25,12 +25,6 @@ from .diagnostics import MAX_ERRORS, Diagnostics
 from .manifest_rules import AppObjects
 
 APPLICATION = "Application"
-BUILTIN: dict[str, type[msgspec.Struct]] = {
-    "HpaIntent": HpaIntentSpec,
-    "TopologyIntent": TopologyIntentSpec,
-    "PlacementIntent": PlacementIntentSpec,
-    "AffinityIntent": AffinityIntentSpec,
-}
 #: Kind → JSON Schemas of its spec, as controllers registered them.
 Kinds = Mapping[str, list[dict[str, Any]]]
 
@@ -62,9 +56,9 @@ def accept(data: dict[str, Any], kinds: Kinds) -> Accepted | AcceptedIntent:
     kind = data.get("kind")
     if kind == APPLICATION:
         return application(data)
-    if isinstance(kind, str) and (kind in BUILTIN or kind in kinds):
+    if isinstance(kind, str) and (kind in INTENT_SPECS or kind in kinds):
         return intent(data, kinds)
-    known = ", ".join([APPLICATION, *BUILTIN, *FLEET_KINDS, "Machine", *sorted(kinds)])
+    known = ", ".join([APPLICATION, *INTENT_SPECS, *FLEET_KINDS, "Machine", *sorted(kinds)])
     if kind == "Fleet":
         message = "a Fleet is for the simulator; apply it with: moorage fleet apply FILE"
     elif isinstance(kind, str) and kind:
@@ -89,7 +83,7 @@ def application(data: dict[str, Any], group: GroupName | None = None) -> Accepte
 def intent(data: dict[str, Any], kinds: Kinds) -> AcceptedIntent:
     diagnostics = Diagnostics()
     document = _struct(data, IntentDocument, "", diagnostics)
-    builtin = BUILTIN.get(document.kind)
+    builtin = INTENT_SPECS.get(document.kind)
     spec: Any = document.spec
     if builtin is not None and isinstance(data.get("spec"), dict):
         spec = _struct(document.spec, builtin, "spec", diagnostics)
@@ -118,7 +112,7 @@ def intent(data: dict[str, Any], kinds: Kinds) -> AcceptedIntent:
 def read_stored(data: dict[str, Any]) -> AcceptedIntent:
     """Decodes an intent that was accepted before, perhaps by another schema than today's."""
     document = msgspec.convert(data, IntentDocument)
-    builtin = BUILTIN.get(document.kind)
+    builtin = INTENT_SPECS.get(document.kind)
     spec = document.spec if builtin is None else lenient_decode.struct(document.spec, builtin, "spec", Diagnostics())
     group = GroupName.parse(document.spec["group"], document.metadata.project)
     return AcceptedIntent(document, spec, group)
