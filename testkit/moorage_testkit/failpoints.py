@@ -26,10 +26,6 @@ class Failpoints:
         ready.write_text(f"{how} {nth}")
         ready.rename(self._directory / point)
 
-    def disarm(self) -> None:
-        for file in self._directory.iterdir():
-            file.unlink()
-
     def happened(self, point: str) -> int:
         """Returns the id of the process that was killed or stopped there; 0 if none was yet."""
         if (self._directory / point).exists():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from random import Random
 
@@ -14,7 +14,7 @@ from moorage.model.part_requests import OneZone, PartGroup, PropertyCondition, P
 from moorage.model.shapes import Shape
 from moorage.parts import NAMELESS, Budget, Group, Inventory, Request, SameSubtree, pod_request
 from moorage.parts.forest import Take
-from moorage.parts.node_assignment import PodShare, assign_on_node
+from moorage.parts.node_assignment import PodShare, assign_on_nodes
 from moorage.parts.pod_choices import NodePart, NodeTree
 
 CLASSES = ["cpu", "GPU", "VF"]
@@ -40,6 +40,11 @@ SELECTORS: list[PropertySelector] = [
 ]
 
 Amounts = dict[tuple[int, str], int]
+
+
+def assign_on_node(tree: NodeTree, pods: Sequence[tuple[Request, int]], budget: Budget) -> list[list[PodShare]] | None:
+    found = assign_on_nodes([tree], [pods], frozenset(), budget)
+    return None if found is None else found[0]
 
 
 def random_tree(rng: Random) -> list[NodePart]:

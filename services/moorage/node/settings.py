@@ -33,12 +33,6 @@ class Settings(NamedTuple):
         return msgspec.json.encode(self, enc_hook=str).decode()
 
     @property
-    def runtime_socket(self) -> Path:
-        from .grpc_unix import socket_path
-
-        return socket_path(self.runtime)
-
-    @property
     def cri_socket(self) -> Path:
         return self.root / "cri.sock"
 

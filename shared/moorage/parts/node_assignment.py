@@ -36,21 +36,15 @@ class PodShare(NamedTuple):
     grants: tuple[Grant, ...] = ()
 
 
-def assign_on_node(tree: NodeTree, pods: Sequence[tuple[Request, int]], budget: Budget) -> list[list[PodShare]] | None:
-    """Returns the parts of each pod (by kind of pod, in the order of `pods`), or None as the proof that they do not fit
-    together. If the budget is used up it returns None, and `budget.spent` is set."""
-    found = assign_on_nodes([tree], [pods], frozenset(), budget)
-    return None if found is None else found[0]
-
-
 def assign_on_nodes(
     trees: Sequence[NodeTree],
     pods: Sequence[Sequence[tuple[Request, int]]],
     shared: Collection[str],
     budget: Budget,
 ) -> list[list[list[PodShare]]] | None:
-    """Returns the parts of each pod, tree by tree as `assign_on_node` does. `shared`: the ids of parts that are the same in all
-    trees that have them."""
+    """Returns the parts of each pod (by tree and kind of pod, in the order of `pods`), or None as the proof that they do not fit
+    together. If the budget is used up it returns None, and `budget.spent` is set. `shared`: the ids of parts that are the same
+    in all trees that have them."""
     joint, places = (trees[0], [()]) if len(trees) == 1 else _joined(trees, shared)
     problems: list[tuple[int, int, PodProblem]] = []
     for at, (tree, place) in enumerate(zip(trees, places, strict=True)):

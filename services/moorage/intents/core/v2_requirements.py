@@ -106,13 +106,16 @@ def _amount(
 ) -> v2_bodies.Amount:
     if spec.weight is not None and not 1 <= spec.weight <= 10:
         diagnostics.error("spec.weight", "OutOfRange", "must be 1 to 10")
-    if resource.machine is not None:
+    whole = "machine" if resource.machine is not None else "class" if resource.class_ or resource.one_of else ""
+    if whole and spec.allocatable is False:
+        diagnostics.error(f"{at}.{whole}", "Contradiction", "is only for allocatable resources")
+    if whole == "machine":
         return _machine(spec, resource, at, diagnostics, check=is_readable)
     for field in _MACHINE_FIELDS:
         if getattr(resource, field) is not None:
             diagnostics.error(f"{at}.{_encoded(field)}", "Contradiction", "is only for machines")
-    if resource.class_ or resource.one_of:
-        return _devices(spec, resource, at, diagnostics, check=is_readable)
+    if whole == "class":
+        return _devices(resource, at, diagnostics, check=is_readable)
     amounts = [field for field in _AMOUNT_FIELDS if getattr(resource, field) is not None]
     labels = [field for field in _LABEL_FIELDS if getattr(resource, field) is not None]
     if amounts and labels:
@@ -136,9 +139,7 @@ def _amount(
     return _label(resource, at, diagnostics, check=not amounts)
 
 
-def _devices(spec: _Spec, resource: _Resource, at: str, diagnostics: Diagnostics, *, check: bool) -> v2_bodies.Amount:
-    if spec.allocatable is False:
-        diagnostics.error(f"{at}.class", "Contradiction", "is only for allocatable resources")
+def _devices(resource: _Resource, at: str, diagnostics: Diagnostics, *, check: bool) -> v2_bodies.Amount:
     found = v2_bodies.Amount(
         name=resource.name or "",
         group=resource.group or "",
@@ -159,8 +160,6 @@ def _devices(spec: _Spec, resource: _Resource, at: str, diagnostics: Diagnostics
 
 
 def _machine(spec: _Spec, resource: _Resource, at: str, diagnostics: Diagnostics, *, check: bool) -> v2_bodies.Amount:
-    if spec.allocatable is False:
-        diagnostics.error(f"{at}.machine", "Contradiction", "is only for allocatable resources")
     found = v2_bodies.Amount(
         name=resource.name or "",
         machine=resource.machine or "",
