@@ -29,7 +29,7 @@ _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 class OpenedWindow(NamedTuple):
-    """When a window began, when its slot was committed for its guest, and when the gate was off, in seconds since 1970."""
+    """The times when a window began, when its slot was committed for its guest, and when the gate was off, in seconds since 1970."""
 
     begin: float
     committed: float

@@ -1,4 +1,4 @@
-"""How large a candidate answer is at 100,000 clusters."""
+"""Measures how large a candidate answer is at 100,000 clusters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long commands take, beside an interpreter that does nothing."""
+"""Measures how long commands take, beside an interpreter that does nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long a decision takes, and how many there are in a second."""
+"""Measures how long a decision takes, and how many there are in a second."""
 
 from __future__ import annotations
 

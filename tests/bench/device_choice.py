@@ -1,4 +1,4 @@
-"""How much of the devices of a trace is allocated, beside first-fit, best-fit and FGD, and how long a decision takes."""
+"""Measures how much of the devices of a trace is allocated, beside first-fit, best-fit and FGD, and how long a decision takes."""
 
 from __future__ import annotations
 

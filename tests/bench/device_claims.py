@@ -1,4 +1,4 @@
-"""How long one node takes to find devices for ResourceClaims: the upstream vectors, and requests that have no solution."""
+"""Measures how long one node takes to find devices for ResourceClaims: the upstream vectors, and requests that have no solution."""
 
 from __future__ import annotations
 

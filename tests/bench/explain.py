@@ -1,4 +1,4 @@
-"""How long `moorage why` takes for an app that fits nowhere among 1,000 clusters, and how long its explanation is."""
+"""Measures how long `moorage why` takes for an app that fits nowhere among 1,000 clusters, and how long its explanation is."""
 
 from __future__ import annotations
 

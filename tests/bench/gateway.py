@@ -1,4 +1,4 @@
-"""What the gateway costs: a POST that is durable beside a handler that does only that; long lists; many who listen; a
+"""Measures what the gateway costs: a POST that is durable beside a handler that does only that; long lists; many who listen; a
 start with much stored."""
 
 from __future__ import annotations

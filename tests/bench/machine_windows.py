@@ -1,4 +1,4 @@
-"""How soon after its window begins a guest is let in, where the broker is killed just before."""
+"""Measures how soon after its window begins a guest is let in, where the broker is killed just before."""
 
 from __future__ import annotations
 

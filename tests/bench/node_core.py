@@ -1,4 +1,4 @@
-"""What a node agent decides, beside the kubelet's times for the same; and pods with roles that come and go on simulated nodes."""
+"""Measures what a node agent decides, beside the kubelet's times for the same; and pods with roles that come and go on simulated nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many packings of full clusters are found, and how soon: the whole way from the greedy passes to the solver."""
+"""Measures how many packings of full clusters are found, and how soon: the whole way from the greedy passes to the solver."""
 
 from __future__ import annotations
 

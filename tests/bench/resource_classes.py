@@ -1,4 +1,4 @@
-"""How long it takes to find the devices of a class, the classes of a device, and the status of classes after a pod event."""
+"""Measures how long it takes to find the devices of a class, the classes of a device, and the status of classes after a pod event."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How soon the example is placed, and what an idle mesh costs."""
+"""Measures how soon the example is placed, and what an idle mesh costs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the workers log of decisions, documents and HTTP errors, and at which level."""
+"""Tests what the workers log of decisions, documents and HTTP errors, and at which level."""
 
 from __future__ import annotations
 

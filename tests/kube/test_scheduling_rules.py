@@ -71,7 +71,7 @@ def own_world(world: World, name: str) -> World:
 
 
 def _reaches_out(key: str, value: Any) -> bool:
-    """Whether a selector takes pods of all namespaces, and so of other worlds."""
+    """Returns whether a selector takes pods of all namespaces, and so of other worlds."""
     return key == "namespaceSelector" and value == {}
 
 

@@ -32,7 +32,7 @@ from moorage.candidates.objective import Objective, OwnRoom
 
 
 def satisfied(groups: list[list[CountedGroup]], clusters: tuple[int, ...]) -> bool:
-    """Whether every controller's groups can be filled with these clusters, by trying every order."""
+    """Returns whether every controller's groups can be filled with these clusters, by trying every order."""
     for controller in groups:
         places = [g for g in controller for _ in range(g.wanted)]
         if len(places) != len(clusters):

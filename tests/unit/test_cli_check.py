@@ -1,4 +1,4 @@
-"""What `moorage check` says of workers of which one is active and others stand by."""
+"""Tests what `moorage check` says of workers of which one is active and others stand by."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the decision log forgets of groups that have ended: for all followers at the same commit, and never so that something
+"""Tests what the decision log forgets of groups that have ended: for all followers at the same commit, and never so that something
 of a forgotten group comes back."""
 
 from __future__ import annotations

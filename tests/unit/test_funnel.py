@@ -1,4 +1,4 @@
-"""How the fleet narrows down to the clusters that an app may take: counted by the merger, and shown by `why`."""
+"""Tests how the fleet narrows down to the clusters that an app may take: counted by the merger, and shown by `why`."""
 
 from __future__ import annotations
 

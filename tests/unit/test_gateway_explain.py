@@ -1,4 +1,4 @@
-"""What the gateway says of a group: one pure function of record, decision, attempt and status."""
+"""Tests what the gateway says of a group: one pure function of record, decision, attempt and status."""
 
 from __future__ import annotations
 

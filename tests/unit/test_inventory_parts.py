@@ -1,4 +1,4 @@
-"""What sources report of the inside of nodes: who owns what, what stays as before, what changed and what makes no sense."""
+"""Tests what sources report of the inside of nodes: who owns what, what stays as before, what changed and what makes no sense."""
 
 from __future__ import annotations
 

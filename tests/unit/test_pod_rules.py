@@ -82,7 +82,7 @@ class Reference:
         return made
 
     def all_start(self, places: Sequence[Sequence[int]]) -> bool:
-        """Whether no order leaves a pod behind. `places`: per object the nodes of its pods."""
+        """Returns whether no order leaves a pod behind. `places`: per object the nodes of its pods."""
         pods = [(n, place) for n, chosen in enumerate(places) for place in chosen]
         seen: set[frozenset[int]] = set()
         stack: list[frozenset[int]] = [frozenset()]

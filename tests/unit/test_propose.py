@@ -46,7 +46,7 @@ def proposed(record: Revision, fleet: Fleet, answers: Answers) -> Decision | Pro
 
 
 def allowed(record: Revision, fleet: Fleet, answers: Answers, choice: Choice) -> bool:
-    """Whether no controller objects."""
+    """Returns whether no controller objects."""
     numbers = {app.name: i for i, app in enumerate(record.apps)}
     for answer in answers.values():
         for name, said in answer.apps.items():
@@ -73,7 +73,7 @@ def allowed(record: Revision, fleet: Fleet, answers: Answers, choice: Choice) ->
 
 
 def holds(record: Revision, fleet: Fleet, choice: Choice) -> bool:
-    """Whether on every cluster all pods that would come have a place at once."""
+    """Returns whether on every cluster all pods that would come have a place at once."""
     for cid in range(fleet.size):
         here = [app for app, clusters in zip(record.apps, choice, strict=True) if cid in clusters]
         every = [one for app in here for one in app.shapes]

@@ -1,4 +1,4 @@
-"""How slots are shown."""
+"""Tests how slots are shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the supervisor of `moorage up` waits for signals, also where the system cannot wait for one with a time limit."""
+"""Tests how the supervisor of `moorage up` waits for signals, also where the system cannot wait for one with a time limit."""
 
 from __future__ import annotations
 

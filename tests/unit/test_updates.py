@@ -626,7 +626,7 @@ def exceeds(site: Site, families: Sequence[Sequence[Claim]], where: str, room: t
 
 
 def fit_together(site: Site, families: Families, rooms: Mapping[str, tuple[int, int]]) -> bool:
-    """Whether any placement of all new slots leaves every node within its room, or no fuller than it is. Room that older claims
+    """Returns whether any placement of all new slots leaves every node within its room, or no fuller than it is. Room that older claims
     of an object give back is counted until the update is recorded."""
     options: list[list[dict[str, int]]] = []
     for ident, family, one in families:
@@ -673,7 +673,7 @@ def fits_on(
     before: tuple[int, int],
     room: tuple[int, int],
 ) -> bool:
-    """Whether so many new slots on the node leave it within its room, or are no more than those that are there."""
+    """Returns whether so many new slots on the node leave it within its room, or are no more than those that are there."""
     others = [c for c in family if c.id != claim]
     new = [Slot(node=n, count=k, resources=dict(resources)) for n, k in ((where, count), ("elsewhere", 1)) if k]
     after = counted(site, [*(c.slots for c in others), new], [*(c.id for c in others), claim], where)

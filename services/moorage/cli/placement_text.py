@@ -49,7 +49,7 @@ def why_text(found: Mapping[str, Any], *, everything: bool = False) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Limits:
-    """How many names and lines are shown of a long list."""
+    """The numbers of names and lines that are shown of a long list."""
 
     names: int = 3
     apps: int = 4

@@ -32,7 +32,7 @@ _V1_CONTROLLERS = {"io": "blkio"}
 
 
 class Usage(NamedTuple):
-    """What the pool controller knows of a container: CPU seconds, and seconds that its tasks waited for a CPU."""
+    """The load of a container: CPU seconds, and seconds that its tasks waited for a CPU."""
 
     cpu: float
     waited: float | None

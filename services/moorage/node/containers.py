@@ -23,7 +23,7 @@ def is_asked(value: str) -> bool:
 
 
 class Adjustment(NamedTuple):
-    """What a container gets before it starts: properties by their Go names or files of its cgroup, variables, annotations."""
+    """The settings of a container before it starts: properties by their Go names or files of its cgroup, variables, annotations."""
 
     properties: Mapping[str, str] = {}
     envs: Mapping[str, str] = {}

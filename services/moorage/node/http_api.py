@@ -34,7 +34,7 @@ class OperationRefused(Exception):
 
 
 class Operations(Protocol):
-    """What the commands ask of a running agent."""
+    """The interface for commands of a running agent."""
 
     def ready(self) -> list[str]:
         """Returns what is missing before pods can be admitted."""

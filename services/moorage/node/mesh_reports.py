@@ -29,7 +29,7 @@ RETRY = 1.0
 
 
 class MeshCredentials(msgspec.Struct, rename="camel"):
-    """What `moorage node join` writes."""
+    """The file that `moorage node join` writes."""
 
     cluster: str
     node: str

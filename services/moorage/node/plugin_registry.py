@@ -38,7 +38,7 @@ _MAX_NAME = 253
 
 
 class PluginState(NamedTuple):
-    """What `moorage node plugins` shows of a plugin."""
+    """A plugin as `moorage node plugins` shows it."""
 
     name: str
     registered: bool

@@ -45,7 +45,7 @@ _MAX_UNRECORDED = 1000
 
 
 class Outcome(NamedTuple):
-    """What `moorage node why` shows of a pod."""
+    """A pod as `moorage node why` shows it."""
 
     pod: str
     uid: str

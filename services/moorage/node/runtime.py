@@ -33,7 +33,7 @@ READY = 0
 
 
 class _Info(msgspec.Struct):
-    """What a runtime adds to a container's status; of this, its process."""
+    """The part of a container's status that a runtime adds; of this, its process."""
 
     pid: int = 0
 

@@ -36,7 +36,7 @@ _controller = msgspec.json.Decoder(Controller).decode
 
 
 class _Presence(msgspec.Struct):
-    """Whether a cluster has left the fleet, from inventory's record of it."""
+    """Returns whether a cluster has left the fleet, from inventory's record of it."""
 
     gone: bool = False
 

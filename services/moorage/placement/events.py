@@ -49,7 +49,7 @@ class Published(NamedTuple):
 
 
 class Before(NamedTuple):
-    """What a change replaces: the records of providers, and of additions to nodes and parts."""
+    """The state before a change: the records of providers, and of additions to nodes and parts."""
 
     providers: Mapping[str, Provider | None]
     additions: Mapping[str, Addition | None]

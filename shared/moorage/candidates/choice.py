@@ -123,7 +123,7 @@ def choose(
 
 
 class ChoiceBasis(NamedTuple):
-    """What a choice was made by: per app, the values of all clusters; the pools; and the ranks of the names."""
+    """The criteria of a choice: per app, the values of all clusters; the pools; and the ranks of the names."""
 
     values: list[Values]
     pools: Pools

@@ -48,7 +48,7 @@ class Analysis(NamedTuple):
 
 
 class _Value(NamedTuple):
-    """What is known of a value: whether it is a root, or one domain of it; its size at most."""
+    """The bounds of a value: whether it is a root, or one domain of it; its size at most."""
 
     size: int
     root: str = ""

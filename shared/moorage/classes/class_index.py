@@ -28,7 +28,7 @@ KEPT = 4096
 
 
 class _Bounds:
-    """What the conditions with one operator compare with in one dimension, in ascending order."""
+    """The values with which the conditions with one operator compare in one dimension, in ascending order."""
 
     def __init__(self, found: Iterable[tuple[Comparable, int]]) -> None:
         ordered = sorted(found, key=lambda one: one[0])

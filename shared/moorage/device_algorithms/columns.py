@@ -17,7 +17,7 @@ Floats = NDArray[np.float64]
 
 
 class DeviceRequest(NamedTuple):
-    """What one pod asks: `share` of each of so many `devices`, and amounts of the node's other resources beside them.
+    """The request of one pod: `share` of each of so many `devices`, and amounts of the node's other resources beside them.
 
     `kinds` are the numbers of the kinds of devices that may serve it; None stands for all.
     """

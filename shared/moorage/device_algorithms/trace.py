@@ -41,7 +41,7 @@ class Placement(NamedTuple):
 
 
 class Replay(NamedTuple):
-    """What was placed, and the seconds that each decision took."""
+    """The requests that were placed, and the seconds that each decision took."""
 
     placements: list[Placement]
     placed: int

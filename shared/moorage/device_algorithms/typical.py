@@ -14,7 +14,7 @@ _Floats32 = NDArray[np.float32]
 
 
 class NodeStates(NamedTuple):
-    """What is free on nodes. Several states may be of one node, with different devices taken."""
+    """The free devices on nodes. Several states may be of one node, with different devices taken."""
 
     free: Ints  # by state and device
     nodes: Ints  # by state: its node

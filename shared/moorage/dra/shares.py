@@ -16,7 +16,7 @@ Manifest = dict[str, Any]
 
 
 class RequestShares(msgspec.Struct, kw_only=True):
-    """What a request takes of each of these devices, by class."""
+    """The amounts that a request takes of each of these devices, by class."""
 
     devices: list[str] = []
     amounts: dict[str, int] = {}

@@ -46,7 +46,7 @@ def without_parts(shape: Shape) -> Shape:
 
 
 class Asked:
-    """What a pod of a shape asks of the inside of its node, with these optional needs granted."""
+    """The requests of a pod of a shape for the inside of its node, with these optional needs granted."""
 
     def __init__(self, shape: Shape, granted: Iterable[int] = ()) -> None:
         self.shape, self.granted = shape, tuple(granted)

@@ -52,7 +52,7 @@ class _Device(NamedTuple):
 
 
 class _KindOfDevices(NamedTuple):
-    """What nodes of a layout have of one kind. `properties`: of one of these devices."""
+    """The devices of one kind on nodes of a layout. `properties`: of one of these devices."""
 
     kind: int
     part: InnerPart

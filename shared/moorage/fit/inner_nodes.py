@@ -31,7 +31,7 @@ _PARTS = 256
 
 
 class InnerNodes:
-    """What the nodes of one cluster hold inside, for the pods of several shapes together. `taken`: by row, what is not free
+    """The inside of the nodes of one cluster, for the pods of several shapes together. `taken`: by row, what is not free
     any more, parts among it."""
 
     def __init__(
@@ -296,7 +296,7 @@ class InnerNodes:
 
 
 class InnerGroups:
-    """What the nodes of a packing problem hold inside, by the groups of the problem. `numbers`: the shape of each group;
+    """The inside of the nodes of a packing problem, by the groups of the problem. `numbers`: the shape of each group;
     `fixed`: pods per shape and node that are there whatever the packing."""
 
     def __init__(

@@ -147,7 +147,7 @@ class PodRules:
         return free
 
     def _all_start(self, total: Counts) -> bool:
-        """Whether all pods with affinity start, whatever the order."""
+        """Returns whether all pods with affinity start, whatever the order."""
         started = np.where(self.starts_free()[:, None], total, self.fixed)
         return self._rest_starts(total, started, Budget(MAX_FIRST_PODS))
 

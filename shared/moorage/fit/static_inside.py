@@ -15,7 +15,7 @@ from moorage.parts.layout import InnerPart, Layout
 
 
 class StaticInside:
-    """What all nodes of a layout have in common."""
+    """The tables that all nodes of a layout share."""
 
     _known: LruDict[bytes, StaticInside] = LruDict(1024)
 

@@ -135,7 +135,7 @@ def device_properties(fleet: Fleet, row: int) -> dict[str, PropertyValue]:
 
 
 class _Counts:
-    """What a class has in each cluster, by the cluster's number."""
+    """The devices of a class in each cluster, by the cluster's number."""
 
     def __init__(self, size: int) -> None:
         self.allocatable = np.zeros(size, np.int64)

@@ -49,7 +49,7 @@ class ResourceColumns:
 
 
 class PortUse:
-    """What each set of host ports takes of one port's resource. Sets are appended only, or the list is another one."""
+    """The amounts of one port's resource that each set of host ports takes. Sets are appended only, or the list is another one."""
 
     __slots__ = ("_by_set", "_sets", "amount", "resource")
 

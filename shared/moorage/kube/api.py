@@ -86,7 +86,7 @@ def error_of(code: int, body: bytes) -> ApiError:
 
 
 class RequestSchedule:
-    """When the next request to a failing server may be sent, for all tasks, and how many urgent ones wait."""
+    """The time when the next request to a failing server may be sent, for all tasks, and how many urgent ones wait."""
 
     def __init__(self) -> None:
         self.next = 0.0

@@ -44,7 +44,7 @@ class _Pods(NamedTuple):
 
 
 class _Room:
-    """What the nodes of a search have free, and what pods take there. `costs`: per group and node, what one, two and more of
+    """The room of the nodes of a search, and what pods take there. `costs`: per group and node, what one, two and more of
     its pods take, as far as they fit alone."""
 
     def __init__(self, free: Sequence[Vector], costs: Sequence[Sequence[Sequence[Vector]]]) -> None:

@@ -15,7 +15,7 @@ from .shared_room import SharedRoom, taken_with
 
 
 class TakenRoom:
-    """What open slots, consumers, reservations, guests and entries in flight take together, by cluster and node. The fleet is
+    """The amounts that open slots, consumers, reservations, guests and entries in flight take together, by cluster and node. The fleet is
     brought to it by `flush`; nothing else calls `fleet.take`."""
 
     def __init__(self, fleet: Fleet, open_pods: OpenPods, shared: SharedRoom) -> None:

@@ -1,4 +1,4 @@
-"""What is in one cluster: Nodes, Machines, their objects and Pods, and what the mesh gave. Pure."""
+"""The objects of one cluster: Nodes, Machines, their objects and Pods, and what the mesh gave. Pure."""
 
 from __future__ import annotations
 

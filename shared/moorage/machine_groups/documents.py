@@ -38,7 +38,7 @@ _KINDS = {dict: "an object", list: "a list", str: "text", int: "a whole number",
 
 
 class Surroundings(NamedTuple):
-    """What a Machine is checked against: the Nodes that exist (None: unknown), all Machines by name, and itself as it was before."""
+    """The objects against which a Machine is checked: the Nodes that exist (None: unknown), all Machines by name, and itself as it was before."""
 
     nodes: Collection[str] | None = None
     machines: Mapping[str, Machine] = {}

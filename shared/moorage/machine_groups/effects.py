@@ -1,4 +1,4 @@
-"""What is to be done at the API server: requests, and events about Pods and Machines."""
+"""Effects at the API server: requests, and events about Pods and Machines."""
 
 from __future__ import annotations
 

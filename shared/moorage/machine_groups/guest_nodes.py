@@ -17,7 +17,7 @@ _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
 class Shape:
-    """What guests with equal selectors, affinity and tolerations have in common. `near` and `apart`: terms about other Pods."""
+    """The needs of guests with equal selectors, affinity and tolerations. `near` and `apart`: terms about other Pods."""
 
     def __init__(self, text: str) -> None:
         self.text = text

@@ -1,4 +1,4 @@
-"""What a hand-over of slots reads and writes: guests, reservations, grants and the plan."""
+"""Inputs and results of a hand-over of slots: guests, reservations, grants and the plan."""
 
 from __future__ import annotations
 
@@ -91,14 +91,14 @@ class StoredGrant(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class Stored(NamedTuple):
-    """What a StatefulSet has."""
+    """The state of a StatefulSet."""
 
     replicas: int
     grants: Mapping[str, StoredGrant]
 
 
 class Situation(NamedTuple):
-    """What a plan rests on besides the Pods. `slots`: per type and Node; `offline`: those of them that the cluster grants alone; `usable`:
+    """The state that a plan rests on, besides the Pods. `slots`: per type and Node; `offline`: those of them that the cluster grants alone; `usable`:
     Nodes that are Ready; `ordered`: grants of the mesh, None without it; `stored`: by type; `left_over`: reservations of another
     controller, which hold places until they are replaced; `placed`: guests on Nodes, and which rules they have about others;
     `set_aside`: of types of which the mesh promises only so many, how many the cluster grants alone; `silent`: Nodes without a kubelet
@@ -122,7 +122,7 @@ class Opening(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What is to be done now. `stores`: by type, only what differs. `next`: when to look again."""
+    """The effects that are due now. `stores`: by type, only what differs. `next`: when to look again."""
 
     stores: dict[str, Stored]
     pins: dict[str, str]  # name of a reservation → Node

@@ -1,4 +1,4 @@
-"""What Machines put on Nodes: labels, taints and an annotation. It is recorded on the Node, so that it can be taken off again."""
+"""Marks that Machines put on Nodes: labels, taints and an annotation. It is recorded on the Node, so that it can be taken off again."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _UNHEALTHY = frozenset(
 
 
 class NodeView(NamedTuple):
-    """What is used of a Node."""
+    """The used amounts of a Node."""
 
     name: str
     uid: str
@@ -74,7 +74,7 @@ class Recorded(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Marks(NamedTuple):
-    """What a Node is to have."""
+    """The marks that a Node is to have."""
 
     group: str
     labels: Mapping[str, str]

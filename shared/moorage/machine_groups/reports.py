@@ -1,4 +1,4 @@
-"""What a cluster tells the mesh of its Machines and guests, and what it does with the answer. Pure."""
+"""Reports of a cluster to the mesh about its Machines and guests, and what it does with the answer. Pure."""
 
 from __future__ import annotations
 

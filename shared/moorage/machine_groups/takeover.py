@@ -1,4 +1,4 @@
-"""What another controller of Machines left behind, once it is gone: its StatefulSets, their Pods, and its Services. Pure.
+"""Takes over what another controller of Machines left behind, once it is gone: its StatefulSets, their Pods, and its Services. Pure.
 
 Its StatefulSets go without their Pods, which hold their places until reservations or guests are to have them.
 """

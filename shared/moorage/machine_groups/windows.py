@@ -17,7 +17,7 @@ MARGIN = 5.0
 
 
 class WindowFields(Protocol):
-    """What reads fields and records violations."""
+    """A reader of fields that records violations."""
 
     def error(self, path: str, code: str, message: str) -> None: ...
     def value(self, parent: Mapping[str, Any], key: str, kind: type, path: str, *, required: bool = False) -> Any: ...

@@ -62,7 +62,7 @@ class FunnelStep(Model, kw_only=True):
 
 
 class Funnel(Model, kw_only=True):
-    """How the requirements of an app that is not placed narrow the fleet down, step by step. `needs` is the number of clusters
+    """The steps by which the requirements of an app that is not placed narrow the fleet down. `needs` is the number of clusters
     that the app needs."""
 
     clusters: int

@@ -74,7 +74,7 @@ class Claim(Model, kw_only=True):
 
 
 class AskedDevices(Model, kw_only=True):
-    """What each of `count` pods of an object asks of devices, the first choice of each need, and of its node beside them."""
+    """The requests of each of `count` pods of an object for devices, the first choice of each need, and of its node beside them."""
 
     app: str
     object: str

@@ -77,7 +77,7 @@ class GroupConditions(Strict, kw_only=True):
 
 
 class Topology(Strict, kw_only=True):
-    """Where in a node the parts of a pod's groups are, relative to each other, and which attributes of devices are equal (`match`)
+    """Relations in a node between the parts of a pod's groups, and which attributes of devices are equal (`match`)
     or all different."""
 
     groups: dict[str, GroupConditions] = {}

@@ -70,7 +70,7 @@ class PoolNode(Value, kw_only=True, frozen=True):
 
 
 class Allow(Value, kw_only=True, frozen=True):
-    """Who may use a Machine: everyone if both are empty, else these."""
+    """The namespaces and pods that may use a Machine; all if both are empty."""
 
     projects: tuple[str, ...] = ()
     namespaces: tuple[str, ...] = ()
@@ -171,7 +171,7 @@ class NearGuests(Model, kw_only=True):
 
 
 class GuestRule(Model, kw_only=True):
-    """What guests of a kind have to do with others by required pod affinity. `apart`: by topology key the kinds that may not be in its
+    """The relation of guests of a kind to others by required pod affinity. `apart`: by topology key the kinds that may not be in its
     domain, by their own rules or by those of the others."""
 
     kind: str

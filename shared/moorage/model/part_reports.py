@@ -1,4 +1,4 @@
-"""What sources report of the inside of a node: zones, providers and devices, each with what it can give."""
+"""Reports of the inside of a node: zones, providers and devices, each with what it can give."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ZoneReport(Value, kw_only=True, frozen=True):
 
 
 class RoleKind(Value, kw_only=True, frozen=True):
-    """What pods of a role get from a node agent. `exclusive`: the main container has its CPUs alone. `one_zone`: they come from
+    """The resources that pods of a role get from a node agent. `exclusive`: the main container has its CPUs alone. `one_zone`: they come from
     one zone, or the pod is refused. `binds`: memory, too. `shares`: several of its pods may be bound to one zone, each of which takes
     `lock` of its lock."""
 
@@ -86,7 +86,7 @@ class DeviceTaint(Value, kw_only=True, frozen=True):
 
 
 class CapacityPolicy(Value, kw_only=True, frozen=True):
-    """Which amounts of a capacity are given: the `default` if none is asked for, multiples of `step` from `minimum` to
+    """The amounts of a capacity that are given: the `default` if none is asked for, multiples of `step` from `minimum` to
     `maximum`, or one of `values`. Quantities; empty is no limit."""
 
     default: str = ""
@@ -149,7 +149,7 @@ class DeviceClassReport(Value, kw_only=True, frozen=True):
 
 
 class TopologyManager(Value, kw_only=True, frozen=True):
-    """How a kubelet aligns what containers get: `policy` none, best-effort, restricted or single-numa-node, for each container
+    """The alignment of a kubelet: `policy` none, best-effort, restricted or single-numa-node, for each container
     or for the whole pod (`scope`)."""
 
     policy: str = "none"

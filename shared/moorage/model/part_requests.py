@@ -1,4 +1,4 @@
-"""What a pod asks of the parts of its node: groups of amounts, relations between them, and what each container requests."""
+"""The requests of a pod for parts of its node: groups of amounts, relations between them, and what each container requests."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class DeviceToleration(Value, kw_only=True, frozen=True):
 
 
 class ClassVersion(Value, kw_only=True, frozen=True):
-    """Which class a name meant: one that is deleted and made again is another. `spec` is the hash of its spec, `algorithm` the one
+    """The class that a name meant: one that is deleted and made again is another. `spec` is the hash of its spec, `algorithm` the one
     that chose devices of it."""
 
     uid: str
@@ -67,7 +67,7 @@ class DeviceAsk(Value, kw_only=True, frozen=True):
 
 
 class RoleAsk(Value, kw_only=True, frozen=True):
-    """What a pod with a role asks, of which each node's policy says how much it takes of a zone: whole cores of its main container,
+    """The request of a pod with a role, of which each node's policy says how much it takes of a zone: whole cores of its main container,
     memory and huge pages."""
 
     name: str
@@ -152,7 +152,7 @@ Relation = SameSubtree | Isolated | OneZone | RoleZone | RootConditions | Attrib
 
 
 class PodContainer(Value, kw_only=True, frozen=True):
-    """What one container requests. Init containers run one after the other before the rest starts, in the order of the list;
+    """The requests of one container. Init containers run one after the other before the rest starts, in the order of the list;
     sidecars are init containers that keep running."""
 
     name: str

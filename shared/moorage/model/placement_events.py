@@ -1,4 +1,4 @@
-"""What events of the Placement interface say: which provider changed and how, or what a consumer holds now."""
+"""Events of the Placement interface: which provider changed and how, or what a consumer holds now."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class ProviderChange(Value, kw_only=True, frozen=True):
 
 
 class AllocationChange(Value, kw_only=True, frozen=True):
-    """What a consumer holds after its allocations were created, changed or deleted: amounts by provider and class."""
+    """The holdings of a consumer after its allocations were created, changed or deleted: amounts by provider and class."""
 
     consumer: str
     project: str

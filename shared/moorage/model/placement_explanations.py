@@ -1,4 +1,4 @@
-"""What the Placement interface answers about a query: how many candidates it has; if none, why."""
+"""The answer of the Placement interface about a query: how many candidates it has; if none, why."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class RecordedChoice(Model, kw_only=True):
 
 
 class RecordedPacking(Model, kw_only=True):
-    """What a solver said to one problem: pods per group and node; nothing as the proof that there is none; or, with `gave_up`,
+    """The answer of a solver to one problem: pods per group and node; nothing as the proof that there is none; or, with `gave_up`,
     after how many seconds it was stopped."""
 
     problem: tuple[bytes, bytes, tuple[int, ...], bytes]

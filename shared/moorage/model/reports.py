@@ -32,7 +32,7 @@ class CpuManager(Value, kw_only=True, frozen=True):
 
 
 class QosReport(Value, kw_only=True, frozen=True):
-    """How a node's agent gives resources: whether its gate is on, how it aligns, and the roles that it knows, with what they get."""
+    """The way in which a node's agent gives resources: whether its gate is on, how it aligns, and the roles that it knows, with what they get."""
 
     gate: bool = False
     topology_policy: str = ""

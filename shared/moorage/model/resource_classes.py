@@ -61,7 +61,7 @@ class SourceMatch(Strict, kw_only=True):
 
 
 class PropertySource(Strict, kw_only=True):
-    """Where the value of a property is read: one of attribute, capacity, label of the node, name of the resource (what its `*`
+    """The source of a property's value: one of attribute, capacity, label of the node, name of the resource (what its `*`
     stands for), or a value as it is."""
 
     attribute: str = ""

@@ -120,7 +120,7 @@ class GroupConditions(Body, kw_only=True):
 
 
 class Topology(Body, kw_only=True):
-    """Where in a node the parts of a pod's groups are, with the same fields as in documents."""
+    """Relations in a node between the parts of a pod's groups, with the same fields as in documents."""
 
     groups: dict[str, GroupConditions] = {}
     same_subtree: list[list[str]] = []

@@ -1,4 +1,4 @@
-"""What is special about slots that choose devices: alternatives, their order, and relations of the values of attributes."""
+"""Tables for slots that choose devices: alternatives, their order, and relations of the values of attributes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NO_DEVICE = -1
 
 
 class DeviceChoices(NamedTuple):
-    """What tells the choices of a slot for a device apart, by choice: the alternative that each belongs to, its place in the
+    """The differences between the choices of a slot for a device, by choice: the alternative that each belongs to, its place in the
     order of devices, and whether reading it is an error, which ends the search, or the alternative if there are several. `once`
     has what the first slot that has a device takes; of the first of these cells there is nothing any more afterwards."""
 

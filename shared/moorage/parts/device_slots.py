@@ -49,7 +49,7 @@ class DeviceTree(Protocol):
 
 
 class Given(NamedTuple):
-    """What a choice of a slot gives to the need of a pod. `once`: what it gives if it is the first that has its device.
+    """The contribution of a slot's choice to the need of a pod. `once`: what it gives if it is the first that has its device.
     `resource_class`: by which it was asked for."""
 
     need: str

@@ -23,7 +23,7 @@ POOLS = {"PCPU": "VCPU"}
 
 
 class Take(NamedTuple):
-    """What one unit of a class takes of another part: so many units of a class there. Parts are numbered within their node."""
+    """The amount that one unit of a class takes of another part: so many units of a class there. Parts are numbered within their node."""
 
     part: int
     resource: str

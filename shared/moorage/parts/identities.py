@@ -26,7 +26,7 @@ _MENTIONED = re.compile(rb"uuid|guid|serial|wwn|wwid|(?<![a-z])mac(?![a-z])|mac[
 
 
 class DeviceIdentity(Value, kw_only=True, frozen=True):
-    """What one device alone has of its properties and attributes."""
+    """The properties and attributes that one device alone has."""
 
     properties: dict[str, PropertyValue] = {}
     attributes: dict[str, PropertyValue] = {}

@@ -32,7 +32,7 @@ class AddedNames(Value, kw_only=True, frozen=True):
 
 
 class Inside(Value, kw_only=True, frozen=True):
-    """What is reported of the inside of a node. `node` has the node's own amounts of Kubernetes resources that parts have, too;
+    """The reported inside of a node. `node` has the node's own amounts of Kubernetes resources that parts have, too;
     `added` what clients of the Placement interface added, by path: `/ID` of a part, empty for the node."""
 
     zones: list[ZoneReport] = []

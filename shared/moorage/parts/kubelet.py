@@ -22,7 +22,7 @@ _NEVER_ALIGNED = frozenset(("pods", "ephemeral-storage"))
 
 
 class TopologyManager(NamedTuple):
-    """How a node aligns. `static_cpu`: its CPU manager gives whole cores to Guaranteed containers."""
+    """The alignment of a node. `static_cpu`: its CPU manager gives whole cores to Guaranteed containers."""
 
     policy: TopologyPolicy = "none"
     scope: TopologyScope = "container"
@@ -34,7 +34,7 @@ class TopologyManager(NamedTuple):
 
 
 class ContainerRequests(Protocol):
-    """What a container requests. CPU is in milli. Init containers stand in their order; a sidecar is one that keeps running."""
+    """The requests of a container. CPU is in milli. Init containers stand in their order; a sidecar is one that keeps running."""
 
     @property
     def requests(self) -> Mapping[str, int]: ...
@@ -127,7 +127,7 @@ def _usable(name: str, amount: int) -> int:
 
 
 class Taken(NamedTuple):
-    """What a pod took from zones: (zone, class, amount), and the sets of zones that its memory spans."""
+    """The amounts that a pod took from zones: (zone, class, amount), and the sets of zones that its memory spans."""
 
     amounts: tuple[tuple[int, str, int], ...]
     memory: tuple[int, ...]

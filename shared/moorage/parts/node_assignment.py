@@ -30,7 +30,7 @@ class Grant(NamedTuple):
 
 
 class PodShare(NamedTuple):
-    """What one pod gets: amounts by part and class, and which of them serve its requests for devices."""
+    """The share of one pod: amounts by part and class, and which of them serve its requests for devices."""
 
     amounts: dict[str, dict[str, int]]
     grants: tuple[Grant, ...] = ()

@@ -87,7 +87,7 @@ class Assignment(NamedTuple):
 
 
 class _Rooms:
-    """What nodes have free, less what pods that are pinned and not bound will take."""
+    """The room of nodes, less what pods that are pinned and not bound will take."""
 
     def __init__(self, free: FreeOf) -> None:
         self._free = free

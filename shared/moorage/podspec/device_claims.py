@@ -79,7 +79,7 @@ class ClaimSpec(_Kube, frozen=True):
 
 
 class ClaimError(NamedTuple):
-    """What is wrong with a claim, at a path below its spec."""
+    """An error in a claim, at a path below its spec."""
 
     path: tuple[str | int, ...]
     message: str

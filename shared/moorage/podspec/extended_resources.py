@@ -56,7 +56,7 @@ class AskingContainer(Protocol):
 
 
 class ContainerUse(NamedTuple):
-    """What one container requests of a resource, and all containers that have it, one after the other."""
+    """The requests of one container for a resource, and all containers that have it, one after the other."""
 
     container: str
     amount: int

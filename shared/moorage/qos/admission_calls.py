@@ -56,7 +56,7 @@ Calls = Generator[Sequence[Call], Sequence[Result], "Admitted | Refused"]
 
 
 class PodRecord(Model, kw_only=True):
-    """What the agent knows of an admitted pod: what each container has, by container and resource."""
+    """The resources of an admitted pod: what each container has, by container and resource."""
 
     pod: PodSpec
     containers: dict[str, ResourceAllocation] = {}
@@ -76,12 +76,12 @@ class Refused(NamedTuple):
 
     @property
     def message(self) -> str:
-        """What the kubelet's event shows."""
+        """Returns what the kubelet's event shows."""
         return str(self.refusals[0])
 
 
 class Node(NamedTuple):
-    """What admission knows of the node besides its plugins."""
+    """The state of the node besides its plugins, as admission needs it."""
 
     name: str
     policy: NodePolicy

@@ -9,7 +9,7 @@ from .node_policy import NodePolicy
 
 
 class BoundEntry(Protocol):
-    """What a container has of the NUMA nodes it is bound to; `bound` is 0 where it is bound to none."""
+    """The resources of a container on the NUMA nodes it is bound to; `bound` is 0 where it is bound to none."""
 
     @property
     def role(self) -> str: ...

@@ -17,7 +17,7 @@ DEFAULT_POOL = "default"
 
 
 class CpuEntry(Model, kw_only=True):
-    """What a container has. `own`: the CPUs that nobody else may use; `cpus`: those of `own` and of the pod's other containers
+    """The CPUs of a container. `own`: the CPUs that nobody else may use; `cpus`: those of `own` and of the pod's other containers
     that it runs on. Without them it runs on those of the pool."""
 
     namespace: str = ""

@@ -18,7 +18,7 @@ class NoMemory(Exception):
 
 
 class Block(NamedTuple):
-    """What a container has of one class of memory, and the nodes that it was taken from, together."""
+    """The memory of one class that a container has, and the nodes that it was taken from, together."""
 
     nodes: int
     name: str

@@ -41,7 +41,7 @@ HUGEPAGES = "hugepages-"
 
 
 class MemoryEntry(Model, kw_only=True):
-    """What a container has. `nodes`: those it is bound to; `taken`: bytes by class."""
+    """The memory of a container. `nodes`: those it is bound to; `taken`: bytes by class."""
 
     namespace: str = ""
     pod_name: str = ""

@@ -32,7 +32,7 @@ def is_oci_property(name: str) -> bool:
 
 
 class ContainerType(IntEnum):
-    """What a container is to its pod. SIDECAR: every container beside the main one, and init containers that keep running."""
+    """The role of a container in its pod. SIDECAR: every container beside the main one, and init containers that keep running."""
 
     INIT = 0
     MAIN = 1
@@ -123,7 +123,7 @@ def nodes_of(mask: int) -> tuple[int, ...]:
 
 
 class ResourceAllocationInfo(Model, kw_only=True):
-    """What a plugin gave to a container of one resource."""
+    """The amount of one resource that a plugin gave to a container."""
 
     oci_property_name: str = ""
     is_node_resource: bool = False
@@ -154,7 +154,7 @@ class TopologyAwareQuantity(Value, kw_only=True, frozen=True):
 
 
 class TopologyAwareResource(Value, kw_only=True, frozen=True):
-    """What a container has of a resource, and where. `original`: as it was before adjustments."""
+    """The amount of a resource that a container has, and where. `original`: as it was before adjustments."""
 
     is_node_resource: bool = False
     is_scalar_resource: bool = False
@@ -165,7 +165,7 @@ class TopologyAwareResource(Value, kw_only=True, frozen=True):
 
 
 class AllocatableResource(Value, kw_only=True, frozen=True):
-    """What pods can be given of a resource, and what there is."""
+    """The amount of a resource that pods can be given, and what there is."""
 
     is_node_resource: bool = False
     is_scalar_resource: bool = False
@@ -176,7 +176,7 @@ class AllocatableResource(Value, kw_only=True, frozen=True):
 
 
 class PluginOptions(Value, kw_only=True, frozen=True):
-    """How a plugin wants to be asked: without alignment for no hints, without reconciling not periodically."""
+    """The options of a plugin: without alignment for no hints, without reconciling not periodically."""
 
     pre_start_required: bool = False
     with_topology_alignment: bool = True
@@ -188,7 +188,7 @@ _MOST_ZONES = 8
 
 
 class ZoneMiss(Value, kw_only=True, frozen=True):
-    """What one zone lacks for a request. CPU is in cores, memory in bytes."""
+    """The amount that one zone lacks for a request. CPU is in cores, memory in bytes."""
 
     zone: int
     free: float = 0.0

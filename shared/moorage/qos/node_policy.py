@@ -30,7 +30,7 @@ class _Strict(
 
 
 class CpuOptions(_Strict, kw_only=True, frozen=True):
-    """How exclusive CPUs are chosen. `group_size`: distributed CPUs come in groups of so many."""
+    """The choice of exclusive CPUs. `group_size`: distributed CPUs come in groups of so many."""
 
     strategy: CpuStrategy = "packed"
     group_size: int = 1
@@ -49,7 +49,7 @@ class PoolSpec(_Strict, kw_only=True, frozen=True):
 
 
 class RoleSpec(_Strict, kw_only=True, frozen=True):
-    """What containers of a role get: CPUs of a pool, or CPUs for themselves; with `numa: bind` of one NUMA node."""
+    """The CPUs of a role's containers: CPUs of a pool, or CPUs for themselves; with `numa: bind` of one NUMA node."""
 
     exclusive: bool = False
     numa: Literal["", "bind"] = ""

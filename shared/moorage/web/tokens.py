@@ -49,7 +49,7 @@ class TokenReader:
         return stored.id, Caller(name=stored.name, role=stored.role, projects=tuple(stored.projects))
 
     def is_valid(self, ident: str) -> bool:
-        """Whether the token is neither revoked nor expired. Event streams ask repeatedly, because they outlive a request."""
+        """Returns whether the token is neither revoked nor expired. Event streams ask repeatedly, because they outlive a request."""
         stored = self._by_id.get(ident)
         return stored is not None and (not stored.expires or datetime.now(UTC) < datetime.fromisoformat(stored.expires))
 

@@ -146,7 +146,7 @@ def _with_volumes(client: Client, group: str, apps: Iterable[str]) -> Iterable[s
 
 
 def _keeps_data(manifest: dict[str, Any]) -> bool:
-    """Whether an object claims storage or keeps files of a node."""
+    """Returns whether an object claims storage or keeps files of a node."""
     if manifest.get("kind") == "PersistentVolumeClaim":
         return True
     spec = manifest.get("spec") or {}

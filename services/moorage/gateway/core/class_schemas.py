@@ -100,7 +100,7 @@ class DevicesMoveEdit(Model, kw_only=True, forbid_unknown_fields=True):
 
 
 class ClassExplained(Model, kw_only=True, omit_defaults=False):
-    """How a class selects devices: `devices` there are, `selected` by one of the terms, of these `healthy`, and how many units
+    """The devices that a class selects: `devices` there are, `selected` by one of the terms, of these `healthy`, and how many units
     are free."""
 
     name: str

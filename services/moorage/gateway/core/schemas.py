@@ -234,7 +234,7 @@ class TriedChoice(Model, kw_only=True):
 
 
 class Candidates(Model, kw_only=True):
-    """Which clusters qualify. Of a decision (`decision`), `recorded` tells whether these are the answers that led to it."""
+    """The clusters that qualify. Of a decision (`decision`), `recorded` tells whether these are the answers that led to it."""
 
     group: str
     revision: int

@@ -13,7 +13,7 @@ LISTED = 100
 
 
 class InsideChanges(NamedTuple):
-    """What changes inside nodes, by id. `parts`: those that come, go, move or have other amounts or conditions; `devices`: those that
+    """The changes inside nodes, by id. `parts`: those that come, go, move or have other amounts or conditions; `devices`: those that
     come, go, fail (they are unhealthy or get a taint) and recover. Both are empty if all stays."""
 
     parts: dict[str, Any] = {}

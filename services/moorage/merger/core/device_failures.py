@@ -49,7 +49,7 @@ class FailedDevice(NamedTuple):
 
 
 class MassFailure(NamedTuple):
-    """How many devices of a kind failed, of how many."""
+    """The number of devices of a kind that failed, of how many."""
 
     failed: int
     of: int

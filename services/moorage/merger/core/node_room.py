@@ -65,7 +65,7 @@ class PartLinks:
 
 
 class NodeRoom:
-    """What nodes have free of the resources of claims, and of the parts that their slots name. `taken` is what is taken of the parts
+    """The room of nodes: what is free of the resources of claims, and of the parts that their slots name. `taken` is what is taken of the parts
     themselves, at the nodes for which it is taken. Of machine types that share slots, `free` has what each of them takes, and offers,
     for itself."""
 

@@ -53,7 +53,7 @@ class Replies(NamedTuple):
 
 
 class AskedAt(NamedTuple):
-    """What the merger had seen when it asked: the fleet's epoch, and the last commit of the decision log."""
+    """The state that the merger had seen when it asked: the fleet's epoch, and the last commit of the decision log."""
 
     epoch: Epoch
     sequence: int

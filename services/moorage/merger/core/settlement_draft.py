@@ -40,7 +40,7 @@ Documents = Mapping[str, Revision]  # by group
 
 
 class Progress(NamedTuple):
-    """How far a group came. `reached`: its standing decision ran in full at least once. `ran`: this or an earlier decision did.
+    """The progress of a group. `reached`: its standing decision ran in full at least once. `ran`: this or an earlier decision did.
     `restorable`: the document of the decision before is stored, so that it can stand again."""
 
     reached: bool

@@ -16,7 +16,7 @@ Properties = Mapping[str, str]
 
 
 class Wanted(NamedTuple):
-    """What a container should have. `exclusive`: nobody else may be on its CPUs."""
+    """The settings that a container should have. `exclusive`: nobody else may be on its CPUs."""
 
     properties: Properties
     exclusive: bool = False

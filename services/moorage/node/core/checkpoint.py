@@ -29,7 +29,7 @@ class Checkpoint(Model, kw_only=True):
 
 
 class _PodPart(Model, kw_only=True):
-    """What stands of a pod beside the allocations of its containers."""
+    """The record of a pod, beside the allocations of its containers."""
 
     pod: PodSpec
     claim: str = ""

@@ -40,7 +40,7 @@ NOTHING = NodeRows(b"", {}, {})
 
 
 class Offered(NamedTuple):
-    """What plugins that are not built in have to give: their devices, the amounts of the node by resource, and the resources that
+    """The resources of plugins that are not built in: their devices, the amounts of the node by resource, and the resources that
     are gone. `held` returns what a pod has of the devices."""
 
     devices: Sequence[DeviceReport] = ()

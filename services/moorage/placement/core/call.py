@@ -55,7 +55,7 @@ class LongBody(NamedTuple):
 
 
 class Search(NamedTuple):
-    """How a search for candidates went. `bounded`: it ended before everything was tried."""
+    """The course of a search for candidates. `bounded`: it ended before everything was tried."""
 
     found: int
     steps: int

@@ -27,7 +27,7 @@ _OF_COUNTERS = "="
 
 
 class UnitLimits(NamedTuple):
-    """How much of a class one consumer may have."""
+    """The amounts of a class that one consumer may have."""
 
     least: int = 1
     step: int = 1

@@ -22,7 +22,7 @@ from .reported_rows import ClusterNodes
 
 
 class ShownAmounts(NamedTuple):
-    """What rows of a block, counted from its first, are shown to have of a class. Use is rounded up, as a provider's is."""
+    """The amounts of a class that rows of a block, counted from its first, are shown to have. Use is rounded up, as a provider's is."""
 
     resource: str
     row: Rows
@@ -59,7 +59,7 @@ class _Inner(NamedTuple):
 
 
 class ReportedInventories:
-    """What clusters have by class. Tables by layout are kept, so that a change of what is free costs no loop over parts."""
+    """The inventories of clusters by class. Tables by layout are kept, so that a change of what is free costs no loop over parts."""
 
     def __init__(self, fleet: Fleet, forest: Forest) -> None:
         self._fleet = fleet

@@ -27,7 +27,7 @@ class ClusterTrees(NamedTuple):
 
 
 class CommonParts(NamedTuple):
-    """Where parts that several nodes reach are shown: each once, in a row among those of the first node that has it."""
+    """The rows of parts that several nodes reach: each is shown once, in a row among those of the first node that has it."""
 
     layouts: bytes  # of the nodes
     kept: NDArray[np.bool_]  # by row if no part were left out

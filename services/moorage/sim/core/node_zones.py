@@ -60,7 +60,7 @@ class ZoneUse(NamedTuple):
 
 
 class ReportedZones(Protocol):
-    """What is reported of a node's zones, and the pods that this includes."""
+    """The reported use of a node's zones, and the pods that it includes."""
 
     @property
     def counted(self) -> tuple[str, ...]: ...

@@ -54,7 +54,7 @@ class SpreadConstraint(NamedTuple):
 
 
 class PodConstraints(NamedTuple):
-    """What a pod requires of the pods around it."""
+    """The rules of a pod about the pods around it."""
 
     apart: tuple[AffinityTerm, ...] = ()
     near: tuple[AffinityTerm, ...] = ()

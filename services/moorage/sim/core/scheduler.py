@@ -127,7 +127,7 @@ def selects(need: PodNeed, node: SchedulerNode) -> bool:
 
 
 def _has_neighbour_rules(need: PodNeed, nodes: Iterable[SchedulerNode]) -> bool:
-    """Whether rules of the pod or of one that runs are about other pods."""
+    """Returns whether rules of the pod or of one that runs are about other pods."""
     return any(need.constraints) or any(pod.constraints.apart for node in nodes for pod, _ in node.running())
 
 

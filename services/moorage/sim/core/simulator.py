@@ -57,7 +57,7 @@ class Simulator:
         heapq.heappush(self._heap, (when, self._count, agent.index, action, argument))
 
     def next_timer(self) -> float | None:
-        """When the next timer is due."""
+        """Returns when the next timer is due."""
         return self._heap[0][0] if self._heap else None
 
     def tick(self, now: float) -> None:

@@ -308,7 +308,7 @@ def _free_node(
 
 
 class _Free:
-    """What is free beside what this plan gives already."""
+    """The slots that this plan has not given yet."""
 
     def __init__(
         self, use: SlotUse, stays: Iterable[GrantedSlot], in_claims: _InClaims, offered: Offered, now: float

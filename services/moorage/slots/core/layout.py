@@ -37,7 +37,7 @@ class PooledNode(NamedTuple):
 
 
 class Room(Protocol):
-    """What nodes have for slots."""
+    """The room of nodes for slots."""
 
     def free(self, node: NodeKey, resource: str) -> int:
         """Returns what a node would have free if it had no slots of this Machine, and nothing in them."""

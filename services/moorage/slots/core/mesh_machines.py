@@ -131,7 +131,7 @@ def _cluster_of(node: str, named: str, path: str, clusters_with: ClustersWith) -
 
 
 class SlotParts(NamedTuple):
-    """Which slots of a type clusters give out alone, and those of each window, by node."""
+    """The slots of a type that clusters give out alone, and those of each window, by node."""
 
     offline: Mapping[NodeKey, int]
     windows: Mapping[str, Mapping[NodeKey, int]]

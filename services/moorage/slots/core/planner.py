@@ -48,7 +48,7 @@ class ReservationPlan:
 
 @dataclass(slots=True)
 class Answer:
-    """What a cluster is told."""
+    """The answer to a cluster."""
 
     reservations: dict[str, Reservation] = field(default_factory=dict)
     grants: dict[str, Grant] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class Answer:
 
 
 class FleetRoom:
-    """What nodes have beside the slots of one Machine, and beside pods that count to them: those of a controller that was there before
+    """The room of nodes beside the slots of one Machine, and beside pods that count to them: those of a controller that was there before
     do so before the slots are reserved."""
 
     def __init__(self, fleet: Fleet, ledger: Ledger, machine: Machine) -> None:
