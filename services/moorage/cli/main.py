@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, Parameter
 
 from .exit_codes import FAILED, USAGE, Failure
 from .terminal import STDIN
@@ -79,6 +79,7 @@ def build(argv: list[str]) -> App:
         version_flags=["--version"],
         version_format="plaintext",
         result_action="return_value",
+        default_parameter=Parameter(show_default=_shown_default),
     )
     # The summaries are for the overview only: set on a command, they would replace its own help.
     overview = not argv or argv[0] in _HELP_FLAGS
@@ -88,6 +89,11 @@ def build(argv: list[str]) -> App:
     for flag in (*app.help_flags, *app.version_flags):
         app[flag].show = False  # they would need a help group of their own
     return app
+
+
+def _shown_default(value: object) -> str | None:
+    """Returns the default that help shows. Most options without a value are off, or say in words what holds."""
+    return str(value) if value else None
 
 
 def _version() -> str:

@@ -168,7 +168,8 @@ KindName = Annotated[
     Parameter(
         completer=_completer(_kinds),
         help="Resource type: applications (app), groups (grp), clusters (cl), nodes (no), decisions (dec), controllers "
-        "(ctl), intents (int) or a kind of intent.",
+        "(ctl), parts, machines (mc), machinenodepools (mnp), slots, guests, resourceclasses (rcls), devicesources, "
+        "devicequotas, classgrants, intents (int) or a kind of intent.",
     ),
 ]
 ObjectName = Annotated[str, Parameter(completer=_completer(_names), help="Name of the resource.")]

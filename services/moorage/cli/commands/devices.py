@@ -15,7 +15,7 @@ from ..output import Format, StateDir, show
 from ..table import table
 from ..terminal import out
 
-app = App(name="devices", help="Algorithms that choose devices, and devices that failed.")
+app = App(name="devices", help="Show, set and compare algorithms that choose devices, and move pods from failed ones.")
 
 
 @app.command

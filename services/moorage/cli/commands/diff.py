@@ -26,7 +26,7 @@ OptionalFiles = Annotated[
 
 
 def diff(
-    group: Annotated[Group, Parameter(show_default=False)] = "",
+    group: Group = "",
     /,
     *,
     filename: OptionalFiles = None,
