@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from redis.exceptions import ResponseError
 
-from moorage.fleet import Epoch, Fleet, FleetFollower, FleetWriter, normalize_node
+from moorage.fleet import Epoch, Fleet, FleetFollower, FleetWriter, normalize_node, redis_store
 from moorage.fleet.delta import FleetDelta, encode
 from moorage.fleet.redis_store import CURRENT, STREAM, FleetStore
 from moorage.model.reports import NodeReport
@@ -151,4 +152,29 @@ async def test_a_follower_can_start_before_the_inventory(redis: RedisServer) -> 
     await asyncio.wait_for(starting, 30)
     assert follower.healthy
     await follower.stop()
+    await store.close()
+
+
+async def test_what_redis_keeps_does_not_grow_with_what_came_and_went(
+    redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the changes the newest are kept, about a hundred more than the bound at most; of all else only what is there now."""
+    monkeypatch.setattr(redis_store, "STREAM_LENGTH", 200)
+    writer, store = writer_of({"p/a": nodes()}), FleetStore(redis.url)
+    await store.rewrite(1, 1, writer)
+
+    async def come_and_go(first: int, last: int) -> tuple[int, int]:
+        """Returns the bytes of the stream, and of all other keys."""
+        for number in range(first, last):
+            writer.put(0, "p/a", claims={f"claim-{number:06}": {"n-0": 1}, f"claim-{number - 1:06}": {}})
+            await store.write(1, writer.flush(1, number))
+        assert await store.redis.xlen(STREAM) <= 300
+        used: dict[Any, int] = {k: await store.redis.memory_usage(k, samples=0) or 0 for k in await store.redis.keys()}
+        return used.pop(STREAM.encode()), sum(used.values())
+
+    stream, others = await come_and_go(2, 1000)
+    later_stream, later_others = await come_and_go(1000, 3000)
+    # Its blocks of a hundred changes are dropped whole.
+    assert later_stream <= stream * 1.6 and later_others <= others * 1.1
+    assert writer.fleet.pods.claims_of(0).keys() == {"claim-002999"}
     await store.close()
