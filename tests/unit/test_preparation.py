@@ -9,7 +9,7 @@ import pytest
 from moorage.model.candidates import Ask, OwnClaim
 from moorage.model.shapes import ShapedApp
 from moorage.sdk import controller, declared
-from moorage.sdk.preparation import KEPT, QUIET, Preparation
+from moorage.sdk.preparation import KEPT, MANY, QUIET, TOGETHER, Preparation
 from moorage_testkit.brute_force import shape
 
 
@@ -75,6 +75,20 @@ async def test_it_waits_while_asks_come() -> None:
 
 
 @pytest.mark.looptime
+async def test_nothing_is_prepared_while_many_groups_are_decided() -> None:
+    loop = asyncio.get_running_loop()
+    came: list[float] = []
+    preparation = Preparation(lambda _one: came.append(loop.time()))
+    first = loop.time()
+    for number in range(MANY):
+        preparation.asked(ask(f"g-{number}"))
+        preparation.changed()
+    async with asyncio.timeout(10):
+        while not came:  # noqa: ASYNC110 - it only grows
+            await asyncio.sleep(0.001)
+    assert came[0] >= first + TOGETHER
+
+
 async def test_a_controller_that_fails_does_so_alone() -> None:
     seen: list[str] = []
 
