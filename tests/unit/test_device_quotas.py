@@ -5,13 +5,15 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from moorage.classes import BUILT_IN_ONLY, ClassCatalog, Grants
+from moorage.classes import BUILT_IN_ONLY, ClassCatalog, Grants, Selector
 from moorage.fleet import Fleet, FleetWriter, normalize_node, with_devices
 from moorage.ledger import Ledger
 from moorage.ledger.device_quotas import DeviceQuotas
-from moorage.merger.core.class_quotas import within_quotas
+from moorage.merger.core.class_binding import bound
+from moorage.merger.core.class_quotas import within_quotas, without_full_classes
 from moorage.model.claims import Claim, Commit, Decision, IntentRef, Release, Slot, Withdrawal
 from moorage.model.groups import Revision
+from moorage.model.part_reports import Typed
 from moorage.model.part_requests import DeviceAsk, PartGroup
 from moorage.model.reports import NodeReport
 from moorage.model.resource_classes import ClassGrantSpec, FleetObject, StoredMetadata
@@ -184,6 +186,45 @@ def test_alternatives_beyond_a_quota_are_left_out() -> None:
     assert left(asking(half, any_, pods=2), world) == ["big", "any"]
     own = asking(DeviceAsk(resource_class="big", count=4), any_, group="a/x/v1/default")
     assert left(own, world) == ["big", "any"], "what the group holds now is its own"
+
+
+def narrowed(class_name: str, world: World, group: str = "a/y/v1/default") -> list[str]:
+    """Returns the memories of the devices that a need for a class may have."""
+    known, there = world.quotas._catalog, world.quotas._fleet
+    record = bound(asking(DeviceAsk(resource_class=class_name), group=group), known)
+    found = without_full_classes(record, world.quotas, known, there)
+    shape = found.apps[0].shapes[0]
+    assert (shape == record.apps[0].shapes[0]) or shape.key != record.apps[0].shapes[0].key
+    assert bool(found.warnings) == (shape != record.apps[0].shapes[0])
+    selector = Selector(shape.groups[0].devices[0].properties)
+    sizes = ("16Gi", "80Gi")
+    return [size for size in sizes if selector.matches({"Kind": "nvidia-gpu", "memory": Typed(quantity=size)})]
+
+
+def test_a_need_takes_no_devices_of_another_class_with_a_full_quota() -> None:
+    world = World(class_("big", "30G"), class_("any", "1G"), class_("huge", "50G"), quota(big=4))
+    world.commit(holding("x", 3))
+    assert narrowed("any", world) == ["16Gi", "80Gi"], "it may have one more"
+    world.commit(holding("z", 1))
+    assert narrowed("any", world) == ["16Gi"]
+    assert narrowed("any", world, "a/x/v1/default") == ["16Gi", "80Gi"], "what the group holds now is its own"
+    assert narrowed("any", world, "c/y/v1/default") == ["16Gi", "80Gi"], "it has no quota"
+    assert narrowed("big", world) == narrowed("huge", world) == ["80Gi"], "none would be left: the commit says why"
+
+
+def test_what_a_class_of_several_terms_does_not_select_is_said_by_all_of_them() -> None:
+    terms = [
+        {"matchExpressions": [{"key": "memory", "operator": "GtEq", "values": ["30G"]}]},
+        {"matchExpressions": [{"key": "Kind", "operator": "In", "values": ["nvidia-gpu"]}]},
+    ]
+    every = object_("ResourceClass", "every", resourceSelector=terms)
+    world = World(every, class_("any", "1G"), quota(every=2))
+    world.commit(holding("x", 2, node="small"))
+    assert narrowed("any", world) == ["16Gi", "80Gi"], "there is nothing beside it"
+    terms[1]["matchExpressions"].append({"key": "memory", "operator": "Lt", "values": ["10G"]})
+    world = World(object_("ResourceClass", "every", resourceSelector=terms), class_("any", "1G"), quota(every=2))
+    world.commit(holding("x", 2))
+    assert narrowed("any", world) == ["16Gi"]
 
 
 @pytest.mark.parametrize(

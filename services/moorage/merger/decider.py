@@ -48,7 +48,7 @@ from moorage.telemetry import tracing
 
 from .core.class_binding import bound
 from .core.class_grants import forbidden_class
-from .core.class_quotas import within_quotas
+from .core.class_quotas import within_quotas, without_full_classes
 from .core.funnel import funnels
 from .core.propose import NameOrder, ProposalRefused
 from .core.responses import (
@@ -301,6 +301,7 @@ class Decider:
         if settled(self.ledger, record.group, record.revision):
             return None
         document, record = record, self.bound(within_quotas(record, self.quotas))
+        record = without_full_classes(record, self.quotas, self.catalog, self.fleet)
         for app in record.apps:
             for shape in app.shapes:
                 self.devices.record(shape, (record.group, record.revision, app.name, shape.object))
@@ -436,6 +437,7 @@ class Decider:
         loop = asyncio.get_running_loop()
         catalog = self.catalog.with_unsaved(classes) if classes else self.catalog
         record = bound(within_quotas(record, self.quotas), catalog, self.served)
+        record = without_full_classes(record, self.quotas, catalog, self.fleet)
         until = loop.time() + 2 * self._longest_deadline(record)
         for _ in range(2):
             existing = existing_placement(record, self.fleet, self.ledger)

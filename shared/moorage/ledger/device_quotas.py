@@ -128,6 +128,22 @@ class DeviceQuotas:
         others = list(self._devices({key: parts for key, parts in families.items() if key.group not in groups}))
         return all(self._count(item.class_, others) + units <= item.count * MILLI for item in bounds)
 
+    def full(self, groups: AbstractSet[str]) -> set[str]:
+        """Returns the classes of which groups of one project may have no device, for what other groups of it hold."""
+        project = _project(min(groups))
+        bounds = [
+            item
+            for spec in self._catalog.quotas.values()
+            if _is_for(spec, project)
+            for item in spec.devices
+            if item.class_ != ALL_DEVICES
+        ]
+        if not bounds:
+            return set()
+        families = self._families.get(project, {})
+        others = list(self._devices({key: parts for key, parts in families.items() if key.group not in groups}))
+        return {item.class_ for item in bounds if self._count(item.class_, others) >= item.count * MILLI}
+
     def _add(self, families: dict[Family, _Parts], decision: Decision) -> None:
         """Adds what a decision takes. A claim of an object that has one already takes over what that holds."""
         for claim in decision.claims:
