@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import runpy
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from moorage.model.candidates import Ask
 from moorage.model.part_reports import ProviderReport
 from moorage.model.part_requests import PartGroup
+from moorage.model.reasons import Reason
 from moorage.model.reports import NodeReport
 from moorage.model.shapes import ShapedApp
-from moorage.sdk import Declared, alongside, background, controller, declared
+from moorage.sdk import Declared, allow, alongside, answer, background, controller, declared, deny
 from moorage.sdk.decorators import take_background
 from moorage_testkit.brute_force import shape
 from moorage_testkit.fleets import fleet_of, node, provider
@@ -53,6 +55,22 @@ def test_one_name_has_one_function_of_each_form() -> None:
     with pytest.raises(ValueError, match="two functions answer candidates for controller 'twice'"):
         controller("twice")(lambda ask, fleet: {})
     declared()
+
+
+def test_what_is_denied_has_reasons_and_preferences_as_what_is_allowed() -> None:
+    fleet = fleet_of({"lab/a": [node()], "lab/b": [node()]})
+    ask = Ask(group="g", revision=1, budget_ms=1, epoch="0", tenant="p", apps=[ShapedApp(name="web", shapes=[])])
+    more: dict[str, Any] = {"excluded": [["lab/a"]], "preferred": [["lab/b"]], "order": [["lab/b"]]}
+    allowed, denied = (
+        answer({"web": found}, ask, fleet, "mine").apps["web"]
+        for found in (
+            allow(["lab/b"], reasons=[Reason(code="ControllerExcludes")], **more),
+            deny(["lab/a"], reasons=[Reason(code="ControllerExcludes")], **more),
+        )
+    )
+    assert denied.groups[0].mode == "deny" and denied.reasons[0].by == "mine"
+    assert (denied.excluded, denied.preferred, denied.order) == (allowed.excluded, allowed.preferred, allowed.order)
+    assert denied.excluded == {0: ["lab/a"]}
 
 
 def test_the_example_about_capacity() -> None:

@@ -61,9 +61,12 @@ def deny(
     count: int | None = None,
     levels: Sequence[tuple[float, Clusters]] = (),
     reasons: Sequence[Reason] = (),
+    excluded: Sequence[Clusters] = (),
+    preferred: Sequence[Clusters] = (),
+    order: Sequence[Clusters] = (),
 ) -> Allowed:
-    """Allows every cluster but these; without arguments, any cluster."""
-    return Allowed(clusters, False, count, levels, reasons)
+    """Allows every cluster but these; without arguments, any cluster. The rest is as for `allow`."""
+    return Allowed(clusters, False, count, levels, reasons, False, excluded, preferred, order)
 
 
 def answer(result: Mapping[str, Allowed] | Answer, ask: Ask, fleet: Fleet, by: str) -> Answer:
