@@ -81,10 +81,14 @@ def _others(nodes: Sequence[Node], tasks: Sequence[Task]) -> list[Figure]:
         "all share": lambda seed: more_sharing(tasks, 1.0, seed),
         "20 % ask for several": lambda seed: more_devices(tasks, 0.2, seed),
         "50 % ask for several": lambda seed: more_devices(tasks, 0.5, seed),
+        "all ask for several": lambda seed: more_devices(tasks, 1.0, seed),
         "10 % bound to models": lambda seed: more_bound(nodes, tasks, 0.1, seed),
         "33 % bound to models": lambda seed: more_bound(nodes, tasks, 0.33, seed),
         "80 % bound to models": lambda seed: more_bound(nodes, tasks, 0.8, seed),
         "all bound to models": lambda seed: more_bound(nodes, tasks, 1.0, seed),
+        "33 % bound, 50 % ask for several": lambda seed: more_bound(
+            nodes, more_devices(tasks, 0.5, seed), 0.33, seed + 1
+        ),
         "50 % bound, 50 % ask for several": lambda seed: more_bound(
             nodes, more_devices(tasks, 0.5, seed), 0.5, seed + 1
         ),

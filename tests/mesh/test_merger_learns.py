@@ -44,4 +44,5 @@ async def test_a_restarted_merger_knows_the_mix(open_mergers: OpenMergers) -> No
         mixes = [(await s.merger()).decider.devices.mix for _ in range(2)]
         for mix in mixes:
             assert (mix.requests, mix.weights.tolist()) == (before.requests, before.weights.tolist())
-            assert (mix.sample, mix.asked, mix.known) == (before.sample, before.asked, before.known)
+            assert (mix.sample, mix.distinct, mix.known) == (before.sample, before.distinct, before.known)
+            assert mix.counts.tolist() == before.counts.tolist()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from itertools import combinations
 from pathlib import Path
 from unittest import mock
@@ -215,18 +216,17 @@ def test_the_mix_forgets_and_is_renewed_now_and_then() -> None:
 def test_a_mix_of_many_requests_is_sampled_and_what_was_asked_is_counted_exactly() -> None:
     mix = RequestMix()
     rng = np.random.default_rng(3)
-    past = []
-    for number in range(REMEMBERED + 500):
+    past: list[DeviceRequest] = []
+    version = 0
+    while len(past) < REMEMBERED + 500 or mix.version == version:
+        version = mix.version
         kinds = None if rng.random() < 0.5 else frozenset({int(rng.integers(4))})
-        large = number % 100 == 0
+        large = len(past) % 100 == 0
         past.append(DeviceRequest(8 if large else 1, WHOLE, (int(rng.integers(100_000)), 0), kinds))
         mix.record(past[-1])
-    recent = set(past[-REMEMBERED - RENEWED_EVERY :])
     past = past[-REMEMBERED:]
-    assert sum(mix.asked.values()) == sum(request.amount for request in past)
-    for asker, amount in mix.asked.items():
-        assert amount == sum(r.amount for r in past if (r.kinds, r.devices) == asker)
-    assert len(mix.sample) == TYPICAL and set(mix.sample) <= recent and math.isclose(mix.sample_weights.sum(), 1)
+    assert dict(zip(mix.distinct, mix.counts.tolist(), strict=True)) == Counter(past)
+    assert len(mix.sample) == TYPICAL and set(mix.sample) <= set(past) and math.isclose(mix.sample_weights.sum(), 1)
     for of in (lambda r: r.devices == 8, lambda r: r.kinds is None, lambda r: r.beside[0] < 50_000):
         weight = sum(w for request, w in zip(mix.sample, mix.sample_weights.tolist(), strict=True) if of(request))
         assert weight == pytest.approx(sum(map(of, past)) / len(past), abs=0.05)
@@ -246,7 +246,7 @@ def test_devices_cost_more_the_more_of_them_is_asked_by_those_who_can_go_nowhere
     for _ in range(100):
         mix.record(DeviceRequest(1))
         mix.record(DeviceRequest(1, kinds=frozenset({1})))
-    found = prices(columns, mix, pools_of(columns))
+    found = prices(columns, mix, pools_of(columns))[:, 0]
     assert found[0] < 0.1 and found[1] == HIGHEST_PRICE  # half of the demand, a quarter of the devices
     chooser = Chooser(columns, find_algorithm(), mix)
     columns.free[0, 0] = 0  # the scarce node would be the better fit otherwise
@@ -261,7 +261,9 @@ def test_what_some_can_find_elsewhere_is_not_dear() -> None:
     for number in range(300):
         mix.record(DeviceRequest(1, kinds=frozenset({0, 1}) if number % 10 else frozenset({1})))
         mix.record(DeviceRequest(1))
-    by_kind = dict(zip(pools_of(columns).kinds.tolist(), prices(columns, mix, pools_of(columns)).tolist(), strict=True))
+    by_kind = dict(
+        zip(pools_of(columns).kinds.tolist(), prices(columns, mix, pools_of(columns))[:, 0].tolist(), strict=True)
+    )
     assert by_kind[2] < 0.1 * by_kind[0] and by_kind[0] == pytest.approx(by_kind[1], rel=0.1)
 
 
@@ -272,13 +274,48 @@ def test_nodes_that_can_give_many_devices_at_once_are_spared_for_those_who_ask_s
         for request in (DeviceRequest(1), DeviceRequest(2), DeviceRequest(4), DeviceRequest(8)):
             mix.record(request)  # nothing can serve the last: it makes nothing dear
     pools = pools_of(columns)
-    found = dict(zip(pools.devices.tolist(), prices(columns, mix, pools).tolist(), strict=True))
+    found = dict(zip(pools.devices.tolist(), prices(columns, mix, pools)[:, 0].tolist(), strict=True))
     assert found[4] > 10 * found[2]
     chooser = Chooser(columns, find_algorithm(), mix)
     for _ in range(6):
         chosen = chooser.choose(DeviceRequest(2))
         assert chosen is not None and chosen.row < 6
         chooser.take(chosen, DeviceRequest(2))
+
+
+def test_nodes_with_many_devices_are_spared_before_anyone_asked_for_many() -> None:
+    columns = _nodes([0] * 200, [8] * 100 + [2] * 100)
+    mix = RequestMix()
+    chooser = Chooser(columns, find_algorithm(), mix)
+    for _ in range(8):
+        mix.record(DeviceRequest(1))
+        chosen = chooser.choose(DeviceRequest(1))
+        assert chosen is not None and chosen.row >= 100
+        chooser.take(chosen, DeviceRequest(1))
+
+
+def test_cpus_cost_more_where_those_who_can_go_nowhere_else_need_them() -> None:
+    columns = _nodes([0] * 6 + [1] * 6, [4] * 12)
+    columns.beside_size = np.full((12, 1), 64, np.int64)
+    columns.beside_free = columns.beside_size.copy()
+    mix = RequestMix()
+    few, many = DeviceRequest(1, WHOLE, (2,)), DeviceRequest(1, WHOLE, (30,))
+    for _ in range(150):
+        mix.record(many._replace(kinds=frozenset({1})))
+        mix.record(few._replace(kinds=frozenset({0})))
+        mix.record(few._replace(kinds=frozenset({0})))
+    pools = pools_of(columns)
+    found = prices(columns, mix, pools)
+    assert found[0, 0] > found[1, 0] and found[0, 1] < 0.5 * found[1, 1]
+    kinds = []
+    for request in (many, few):
+        chosen = Chooser(columns, find_algorithm(), mix).choose(request)
+        assert chosen is not None
+        kinds.append(int(columns.kinds[chosen.row]))
+    assert kinds == [0, 1]
+    for _ in range(400):
+        mix.record(DeviceRequest(1, WHOLE, (65,)))  # no node has so many: they make nothing dear
+    assert prices(columns, mix, pools) == pytest.approx(found, rel=0.02)
 
 
 def test_a_package_brings_an_algorithm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,6 +365,7 @@ _NAMES_OF_WORKLOADS = (
     "trace",
     "sharing",
     "several",
+    "all several",
     "half bound",
     "bound",
     "half bound, several",
@@ -342,6 +380,7 @@ def _workloads(nodes: list[Node], tasks: list[Task], seed: int) -> dict[str, lis
         "trace": tasks,
         "sharing": more_sharing(tasks, 0.6, seed),
         "several": more_devices(tasks, 0.3, seed),
+        "all several": more_devices(tasks, 1.0, seed),
         "half bound": more_bound(nodes, tasks, 0.5, seed),
         "bound": more_bound(nodes, tasks, 1.0, seed),
     }
@@ -388,4 +427,4 @@ def test_the_default_allocates_as_much_as_the_better_of_first_fit_and_fgd(name: 
         pytest.skip("MOORAGE_DATA does not name the directory with the trace")
     nodes, tasks = read_trace(directory)
     ahead = np.mean([_ahead(nodes, _workloads(nodes, tasks, seed)[name]) for seed in range(10)], axis=0)
-    assert ahead.min() > -0.2, ahead
+    assert ahead.min() > -0.1, ahead

@@ -11,13 +11,15 @@ from .algorithms import Scorer
 from .columns import WHOLE, DeviceColumns, DeviceRequest, Floats, Ints, Options
 from .mix import RequestMix
 from .plain import best_fit
-from .pools import Pools, pools_of, prices, usable_pools
+from .pools import Pools, expected_requests, pools_of, prices, usable_pools
 from .typical import TypicalRequests, after, before
 
 #: What stays of a node that is filled with copies of a typical request weighs so much beside what one of them cannot use.
 FILLED = 0.1
 #: FGD takes differences below this part of a device for equal.
 _GRAIN = 0.04
+#: A smaller part of all requests is not worth to be expected.
+_FEW_EXPECTED = 1e-3
 
 
 def fgd(columns: DeviceColumns, mix: RequestMix) -> Scorer:
@@ -40,7 +42,11 @@ def learned(columns: DeviceColumns, mix: RequestMix) -> Scorer:
     price = prices(columns, mix, pools)[pools.of_row]
 
     def scores(options: Options, request: DeviceRequest) -> Floats:
-        return gained(options, request) - price[options.rows] * (request.amount / WHOLE)
+        costs = price[options.rows, 0] * (request.amount / WHOLE)
+        for resource, amount in enumerate(request.beside, 1):
+            costs += price[options.rows, resource] * amount
+        found: Floats = gained(options, request) - costs
+        return found
 
     return scores
 
@@ -50,10 +56,22 @@ def _typical(mix: RequestMix, pools: Pools) -> TypicalRequests:
     key = ("learned", pools.kinds.tobytes(), pools.devices.tobytes())
     found = mix.derived.get(key)
     if not isinstance(found, TypicalRequests):
-        weights = usable_pools(pools, mix.sample).T * mix.sample_weights
+        requests, shares = _with_expected(mix, pools)
+        weights = usable_pools(pools, requests).T * shares
         weights /= np.maximum(weights.sum(axis=1, keepdims=True), 1e-9)
-        found = mix.derived[key] = TypicalRequests(mix.sample, weights)
+        found = mix.derived[key] = TypicalRequests(requests, weights)
     return found
+
+
+def _with_expected(mix: RequestMix, pools: Pools) -> tuple[list[DeviceRequest], Floats]:
+    """Returns the sample and its shares; while little is known, also requests for all devices of a node of each size."""
+    expected = expected_requests(mix)
+    part = expected / (expected + mix.known)
+    nodes = [DeviceRequest(devices) for devices in sorted({*pools.devices.tolist()} - {0})]
+    if part < _FEW_EXPECTED or not nodes:
+        return mix.sample, mix.sample_weights
+    shares = [mix.sample_weights * (1 - part), np.full(len(nodes), part / len(nodes))]
+    return [*mix.sample, *nodes], np.concatenate(shares)
 
 
 def _gain(columns: DeviceColumns, typical: TypicalRequests, pools: Ints, filled: float) -> Scorer:

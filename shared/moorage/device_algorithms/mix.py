@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import numpy as np
 
@@ -17,16 +16,8 @@ RENEWED_EVERY = 50
 TYPICAL = 128
 
 
-class Asker(NamedTuple):
-    """Requests that can be met in the same places: of so many devices at once, of these kinds (None: all)."""
-
-    kinds: frozenset[int] | None
-    devices: int
-
-
 class RequestMix:
-    """The last requests: the most frequent ones, a sample of all, and how much was asked. `version` changes when they are learned
-    again."""
+    """The last requests for devices: all, the most frequent ones, and a sample. `version` changes when they are learned again."""
 
     def __init__(self) -> None:
         self.version = 0
@@ -34,7 +25,8 @@ class RequestMix:
         self.weights: Floats = np.zeros(0)  # their shares
         self.sample: list[DeviceRequest] = []
         self.sample_weights: Floats = np.zeros(0)  # the shares of the requests that they stand for
-        self.asked: Counter[Asker] = Counter()  # thousandths of devices
+        self.distinct: list[DeviceRequest] = []
+        self.counts: Floats = np.zeros(0)  # how often each distinct one was asked
         self.known = 0  # requests for devices that were learned from
         self.derived: dict[object, object] = {}  # what algorithms keep of it until it is learned again
         self._past: deque[DeviceRequest] = deque()
@@ -49,7 +41,6 @@ class RequestMix:
         self._counts[request] += 1
         if request not in self._order:
             self._order[request] = (tuple(sorted(request.kinds or ())), *request[:3])
-        self.asked[Asker(request.kinds, request.devices)] += request.amount
         if len(self._past) > REMEMBERED:
             self._forget(self._past.popleft())
         self._until -= 1
@@ -61,10 +52,6 @@ class RequestMix:
         self._counts[oldest] -= 1
         if not self._counts[oldest]:
             del self._counts[oldest], self._order[oldest]
-        asker = Asker(oldest.kinds, oldest.devices)
-        self.asked[asker] -= oldest.amount
-        if self.asked[asker] <= 0:
-            del self.asked[asker]
 
     def _renew(self) -> None:
         self.version += 1
@@ -72,6 +59,7 @@ class RequestMix:
         typical = [request for request in self._counts if request.devices]
         typical.sort(key=self._order.__getitem__)
         counts = np.array([self._counts[request] for request in typical], np.float64)
+        self.distinct, self.counts = typical, counts
         self.known = int(counts.sum())
         most = np.argsort(-counts, kind="stable")[:TYPICAL]
         self.requests, self.weights = [typical[i] for i in most.tolist()], _shares(counts[most])

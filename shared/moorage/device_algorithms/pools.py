@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .columns import DeviceColumns, DeviceRequest, Floats, Ints
+from moorage.collections import unique_rows
+
+from .columns import WHOLE, DeviceColumns, DeviceRequest, Floats, Ints
 from .mix import RequestMix
 
 #: A device of a pool that is as scarce as devices are on the whole costs as much as so many stranded ones.
@@ -15,9 +19,14 @@ HIGHEST_PRICE = 10.0
 #: Requests that may go anywhere count so little when demand is laid on pools: they take what others leave.
 _ANYWHERE = 1e-3
 _ROUNDS = 16
-#: So many requests are expected that depend on one pool, any of them, while little is known: large pools are taken of first.
-#: After as many requests as the second number says, a third of them is still expected.
+#: Other resources weigh so much beside devices where these are the scarcest.
+_BESIDE = 0.5
+#: So many requests are expected, while little is known, that are like none so far. After as many as the second number says, a third
+#: of them is.
 _EXPECTED, _UNTIL = 10, 100
+#: Of these, as many depend on one pool as requests so far named kinds, but until all devices are taken no more than so many times
+#: the first number on each.
+_OF_ONE_POOL = 2
 _Bools = NDArray[np.bool_]
 
 
@@ -42,45 +51,80 @@ def usable_pools(pools: Pools, requests: list[DeviceRequest]) -> _Bools:
     return _of_kinds(pools, [request.kinds for request in requests]) & (devices[:, None] <= pools.devices)
 
 
+def expected_requests(mix: RequestMix) -> float:
+    """Returns how many requests are still expected that are like none so far."""
+    return _EXPECTED * math.exp(-mix.known / _UNTIL)
+
+
 def prices(columns: DeviceColumns, mix: RequestMix, pools: Pools) -> Floats:
-    """Returns what a device of each pool costs: the load by requests that have few pools to go to, beside what is asked of all."""
-    free: Floats = np.bincount(pools.of_row, columns.free.sum(axis=1), minlength=len(pools.kinds)) + np.float64(1)
-    usable, asked = _demand(mix, pools)
-    demand = float(asked.sum())
-    if len(free) < 2 or not demand:
-        return np.zeros(len(free))
-    total = float(free.sum())
+    """Returns, by pool, what a device costs and then what one of each other resource costs: the load by requests that have few pools
+    to go to, beside what is asked of all of the resource that is asked most."""
+    free = _by_pool(pools, [columns.free.sum(axis=1), *np.maximum(columns.beside_free.T, 0)]) + 1
+    usable, asked, named = _demand(columns, mix, pools)
+    if len(free) < 2 or not len(asked):
+        return np.zeros(free.shape)
+    total = free.sum(axis=0)
+    levels = asked.sum(axis=0) / total
+    level = float(levels.max())
     bound = asked * (1 - (1 - _ANYWHERE) * (usable @ free) / total)
-    level = demand / total
-    expected = np.full(len(free), demand / mix.known * _EXPECTED * np.exp(-mix.known / _UNTIL) / len(free))
+    expected = np.zeros(free.shape)
+    depend = expected_requests(mix) * (named + 1) / (mix.known + 2)
+    requests = depend * min(1 / len(free), _OF_ONE_POOL * levels[0])
+    expected[:, 0] = requests * asked[:, 0].sum() / mix.known
     everyone = np.vstack([usable, np.eye(len(free), dtype=np.bool_)])
-    load: Floats = _loads(everyone, np.concatenate([bound, expected]), free, level) / level
-    return HIGHEST_PRICE * np.minimum(load, 1)
+    load = _loads(everyone, np.concatenate([bound, expected]), free, level) / level
+    found: Floats = HIGHEST_PRICE * np.minimum(load, 1)
+    # Where another resource is scarcer than devices its price would hide what is stranded.
+    weight = _BESIDE * (levels[0] / level) ** 4
+    found[:, 1:] *= weight * total[0] / WHOLE / total[1:]
+    return found
 
 
 def _loads(usable: _Bools, asked: Floats, free: Floats, level: float) -> Floats:
     """Lays what is asked on pools so that they are loaded as evenly as it allows. Returns the load of each by what is free."""
-    laid: Floats = usable * free
-    load: Floats = np.zeros(len(free))
+    uses = asked / free.sum(axis=0)
+    uses[:, 1:] *= _BESIDE
+    uses /= uses.sum(axis=1, keepdims=True) + 1e-30
+    laid: Floats = usable * free[:, 0]
+    load: Floats = np.zeros(free.shape)
     for _ in range(_ROUNDS):
-        laid *= (asked / laid.sum(axis=1))[:, None]
-        load = laid.sum(axis=0) / free
-        laid /= np.sqrt(load + 1e-3 * level)
+        laid /= laid.sum(axis=1, keepdims=True)
+        load = laid.T @ asked / free
+        laid /= np.sqrt(uses @ load.T + 1e-3 * level)
     return load
 
 
-def _demand(mix: RequestMix, pools: Pools) -> tuple[_Bools, Floats]:
-    """Returns which pools are usable for whom, and how much these ask, without those that none can serve."""
-    key = ("demand", pools.kinds.tobytes(), pools.devices.tobytes())
+def _demand(columns: DeviceColumns, mix: RequestMix, pools: Pools) -> tuple[_Bools, Floats, float]:
+    """Returns which pools are usable for whom, and how much these ask of devices and each other resource, without those that no node
+    can serve; and how many requests named kinds."""
+    most = np.zeros((len(pools.kinds), columns.beside_size.shape[1]), np.int64)
+    np.maximum.at(most, pools.of_row, columns.beside_size)
+    key = ("demand", pools.kinds.tobytes(), pools.devices.tobytes(), most.tobytes())
     found = mix.derived.get(key)
     if found is None:
-        askers = [asker for asker in mix.asked if asker.devices]
-        devices = np.array([asker.devices for asker in askers], np.int64)
-        usable = _of_kinds(pools, [asker.kinds for asker in askers]) & (devices[:, None] <= pools.devices)
-        asked = np.array([mix.asked[asker] for asker in askers], np.float64)
-        served = usable.any(axis=1)
-        found = mix.derived[key] = usable[served], asked[served]
+        beside = np.array([_resized(request.beside, most.shape[1]) for request in mix.distinct], np.int64)
+        beside = beside.reshape(len(mix.distinct), most.shape[1])
+        amounts = np.column_stack([[request.amount for request in mix.distinct], beside]) * mix.counts[:, None]
+        of_kinds = _of_kinds(pools, [request.kinds for request in mix.distinct])
+        named = float(mix.counts[~of_kinds.all(axis=1)].sum())
+        usable = usable_pools(pools, mix.distinct)
+        for resource in range(most.shape[1]):
+            usable &= beside[:, resource, None] <= most[:, resource]
+        first, alike = unique_rows(usable.astype(np.int64))
+        asked = np.zeros((len(first), amounts.shape[1]))
+        np.add.at(asked, alike, amounts)
+        served = usable[first].any(axis=1)
+        found = mix.derived[key] = usable[first][served], asked[served], named
     return found  # type: ignore[return-value]
+
+
+def _by_pool(pools: Pools, amounts: Iterable[Ints]) -> Floats:
+    """Returns the sums by pool of what there is by row."""
+    return np.column_stack([np.bincount(pools.of_row, there, minlength=len(pools.kinds)) for there in amounts])
+
+
+def _resized(beside: tuple[int, ...], width: int) -> tuple[int, ...]:
+    return (beside + (0,) * width)[:width]
 
 
 def _of_kinds(pools: Pools, wanted: list[frozenset[int] | None]) -> _Bools:
