@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 from base64 import b64encode
 from collections import Counter
@@ -133,6 +134,32 @@ async def as_before(cluster: MachineCluster, before: dict[str, Any]) -> None:
         await settled(lambda: dump(cluster) == before, 60)
     except AssertionError:
         assert dump(cluster) == before
+
+
+async def test_leaving_waits_for_no_kubelet(cluster: MachineCluster) -> None:
+    """Reservations on a Node that says nothing go without it; else the namespace would stay."""
+    await installed(cluster)
+    for name in NODES:
+        cluster.patch(f"/api/v1/nodes/{name}", {"spec": {"taints": None}})
+    process, kubelets = MachinesProcess(cluster), cluster.plane.processes["kwok"]
+    try:
+        await settled(process.is_ready, 40, "it is ready")
+        cluster.machine(the_machine(2))
+        await usage(cluster, 2, 2, 0, 0)
+        kubelets.send_signal(signal.SIGSTOP)
+        for name in NODES:
+            conditions = cluster.call("GET", f"/api/v1/nodes/{name}")["status"]["conditions"]
+            lost = [c | {"status": "Unknown"} if c["type"] == "Ready" else c for c in conditions]
+            cluster.patch(f"/api/v1/nodes/{name}/status", {"status": {"conditions": lost}})
+        api = await connect(cluster.plane.kubeconfig)
+        try:
+            await uninstall(api, lambda _text: None)
+        finally:
+            await api.close()
+        await settled(lambda: not cluster.pods(NAMESPACE), 20, "no Pod is left")
+    finally:
+        kubelets.send_signal(signal.SIGCONT)
+        process.remove()
 
 
 async def test_what_the_service_account_may_not_do(cluster: MachineCluster) -> None:

@@ -103,7 +103,12 @@ async def _remove_work(api: Api, say: Say, *, all_nodes: bool) -> bool:
         for obj in await _items(api, f"{root}/namespaces/{NAMESPACE}/{plural}", MACHINE_TYPE):
             await _delete(api, f"{root}/namespaces/{NAMESPACE}/{plural}/{obj['metadata']['name']}")
             found = True
-    for node in await _items(api, "/api/v1/nodes"):
+    nodes = await _items(api, "/api/v1/nodes")
+    silent = {node["metadata"]["name"] for node in nodes if node_view(node).conditions.get("Ready") != "True"}
+    for pod in await _items(api, f"/api/v1/namespaces/{NAMESPACE}/pods", MACHINE_TYPE):
+        if pod["spec"].get("nodeName") in silent:  # no kubelet ends it, and the namespace would wait for it
+            await _delete(api, f"/api/v1/namespaces/{NAMESPACE}/pods/{pod['metadata']['name']}", gracePeriodSeconds=0)
+    for node in nodes:
         if all_nodes or recorded(node_view(node)).group:
             found |= await _clean(api, node, say)
     return found
@@ -174,9 +179,9 @@ async def _patch(api: Api, path: str, body: Object) -> None:
             raise
 
 
-async def _delete(api: Api, path: str) -> None:
+async def _delete(api: Api, path: str, **options: Any) -> None:
     try:
-        await api.call("DELETE", path, body=b'{"propagationPolicy":"Background"}')
+        await api.call("DELETE", path, body=msgspec.json.encode({"propagationPolicy": "Background", **options}))
     except ApiError as error:
         if error.code not in (404, 409):
             raise
