@@ -21,6 +21,7 @@ from moorage_testkit.machines import example
 from moorage_testkit.servers import NatsServer
 
 from .conftest import settled
+from .test_machines import hooks_answer
 from .test_machines_mesh import CLUSTER, TEAM, Slots
 
 Object = dict[str, Any]
@@ -208,7 +209,14 @@ def marks(cluster: MachineCluster, name: str) -> tuple[dict[str, str], set[tuple
         for t in found["spec"].get("taints") or ()
         if t["key"].startswith(DOMAIN)
     }
-    return labels, taints, found["metadata"]["annotations"][f"{DOMAIN}/machine-group"]
+    return labels, taints, (found["metadata"].get("annotations") or {}).get(f"{DOMAIN}/machine-group", "")
+
+
+async def marks_become(cluster: MachineCluster, name: str, *wanted: Any) -> None:
+    try:
+        await settled(lambda: marks(cluster, name) == wanted, 20)
+    except AssertionError:
+        raise AssertionError(f"{marks(cluster, name)}, not {wanted}") from None
 
 
 def statuses(obj: Object) -> dict[str, str]:
@@ -226,7 +234,7 @@ async def test_every_field_of_the_documented_example(cluster: MachineCluster, na
     slots = await Slots.open(nats, 1, nodes)
     process = MachinesProcess(cluster, "--name", CLUSTER, MOORAGE_NATS_URL=nats.url)
     try:
-        await settled(process.is_ready, 40, "it is ready")
+        await settled(lambda: process.is_ready() and hooks_answer(cluster), 40, "hooks answer")
         # The status that the example has is none of ours, and is not taken.
         document = example() | {"status": {"availableMachines": [row("compute-medium", 9, 9, 9, 9)]}}
         made = cluster.machine(document)
@@ -242,24 +250,27 @@ async def test_every_field_of_the_documented_example(cluster: MachineCluster, na
         assert_as_documented(
             STATEFUL_SET, cluster.call("GET", f"/apis/apps/v1/namespaces/{NAMESPACE}/statefulsets/{name}")
         )
-        pool = cluster.call("GET", f"{PATH}/machinenodepools/general-machine-node-pool")
-        assert_as_documented(POOL, pool)
-        assert pool["spec"] == yaml.safe_load(POOL)["spec"]
-        (owner,) = pool["metadata"]["ownerReferences"]
-        assert (owner["kind"], owner["name"], owner["uid"]) == ("Machine", "general-machine", machine["metadata"]["uid"])  # fmt: skip
         ready = [
             {"name": "michiru", "condition": "Ready"},
             {"name": "utaha", "condition": "Maintenance"},
             {"name": "eriri", "condition": "Ready"},
         ]
-        assert pool["status"]["nodePool"] == ready and statuses(pool)["Ready"] == "True"
+        await settled(lambda: pool_conditions(cluster) == ready, 20, "the health of its Nodes is told")
+        pool = cluster.call("GET", f"{PATH}/machinenodepools/general-machine-node-pool")
+        assert_as_documented(POOL, pool)
+        assert pool["spec"] == yaml.safe_load(POOL)["spec"]
+        (owner,) = pool["metadata"]["ownerReferences"]
+        assert (owner["kind"], owner["name"], owner["uid"]) == ("Machine", "general-machine", machine["metadata"]["uid"])  # fmt: skip
+        assert statuses(pool)["Ready"] == "True"
         xlarge, medium = ("compute-xlarge", "general-machine"), ("compute-medium", "general-machine")
-        assert marks(cluster, "michiru") == (
+        await marks_become(
+            cluster,
+            "michiru",
             dict([xlarge]) | {"node-pool": "ready"},
             {(*xlarge, "NoSchedule"), ("node-pool", "ready", "NoSchedule")},
             "general-machine",
         )
-        assert marks(cluster, "utaha") == (dict([medium]), set(), "general-machine")
+        await marks_become(cluster, "utaha", dict([medium]), set(), "general-machine")
 
         # A guest with everything in it already: nothing is written twice, and where it may go is narrowed to the Machine's selector.
         deployment = yaml.safe_load(GUEST)
@@ -294,7 +305,9 @@ async def test_every_field_of_the_documented_example(cluster: MachineCluster, na
         # A Node that is not ready: what is used there stays so, and reservations there hold nothing.
         cluster.patch("/api/v1/nodes/eriri", {"spec": {"unschedulable": True}})
         await settled(lambda: pool_conditions(cluster) == [*ready[:2], {"name": "eriri", "condition": "NotReady"}], 20)
-        assert marks(cluster, "eriri") == (
+        await marks_become(
+            cluster,
+            "eriri",
             dict([medium]),
             {(*medium, "NoSchedule"), ("node-pool", "not-ready", "NoSchedule")},
             "general-machine",
