@@ -313,6 +313,46 @@ def test_what_guests_had_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(w.core.shapes._shapes) + len(w.core.shapes._shared_labels) < 20
 
 
+def test_nodes_and_machines_that_came_and_went_are_forgotten() -> None:
+    w = world(slots=2, nodes=1)
+    w.rest()
+    status = {"allocatable": {"cpu": "4", "memory": "8Gi"}, "conditions": [{"type": "Ready", "status": "True"}]}
+
+    def size() -> int:
+        return len(w.core.writes._repaired) + len(w.core._versions)
+
+    sizes = []
+    for i in range(4):
+        w.create("Node", {"metadata": {"name": f"x{i}", "labels": {}}, "spec": {}, "status": status})
+        w.create("Machine", machine(f"h{i}", {"b": offline(0)}, {f"x{i}": ["b"]}))
+        w.rest()
+        assert w.objects["Node", "", f"x{i}"]["metadata"]["labels"][NODE_POOL] == "ready"
+        w.remove("Machine", "", f"h{i}")
+        w.rest()
+        w.remove("Node", "", f"x{i}")
+        w.rest()
+        sizes.append(size())
+    assert len(set(sizes)) == 1, sizes
+
+
+@pytest.mark.parametrize(("purpose", "kind"), [("pin", "Pod"), ("node", "Node")])
+def test_an_answer_that_comes_after_its_object_went_brings_nothing_back(purpose: str, kind: str) -> None:
+    """Requests and watches are different connections: what a watch says of the end may come before the answer to a request."""
+    w = world(slots=1, nodes=1)
+    while not (found := [effect for effect in w.pending if effect.purpose == purpose]):
+        w.step()
+    effect = found[0]
+    answer = w.perform(effect)
+    assert answer is not None
+    w.remove(*effect.key)
+    while w.events:
+        w.observe()
+    w.core.done(effect, answer, w.now)
+    group = w.core.group("g")
+    assert group is not None
+    assert effect.name not in (group.reservations if kind == "Pod" else w.core.nodes)
+
+
 def test_nothing_is_written_at_rest() -> None:
     w = world()
     for i in range(5):

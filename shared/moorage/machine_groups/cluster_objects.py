@@ -30,6 +30,8 @@ Object = dict[str, Any]
 TELL_AFTER = 2.0
 #: Events of one plan.
 MAX_TOLD = 20
+#: Objects that went, of which answers to requests may come later than that.
+_MAX_GONE = 1000
 #: Times of hand-overs that are kept until somebody takes them.
 _MAX_TIMES = 4096
 
@@ -64,6 +66,7 @@ class ClusterObjects:
         self.pin_specs: dict[str, Mapping[str, Any]] = {}  # of reservations that are not pinned, by name
         self._enabled: set[str] = set()
         self._versions: dict[str, int] = {}  # uid → the newest version seen
+        self._gone: dict[str, int] = {}  # the same of objects that went lately
         self.not_ready_since: dict[str, float] = {}
         self.dirty_groups: set[str] = set()
         self.dirty_nodes: set[str] = set()
@@ -78,10 +81,15 @@ class ClusterObjects:
 
     def _is_newer(self, meta: Mapping[str, Any]) -> bool:
         uid, version = str(meta.get("uid", "")), int(meta.get("resourceVersion") or 0)
-        if version < self._versions.get(uid, 0):
+        if version < self._versions.get(uid, 0) or version <= self._gone.get(uid, -1):
             return False
         self._versions[uid] = version
         return True
+
+    def _forget_version(self, uid: str) -> None:
+        self._gone[uid] = max(self._gone.get(uid, 0), self._versions.pop(uid, 0))
+        if len(self._gone) > _MAX_GONE:
+            del self._gone[next(iter(self._gone))]
 
     def put_node(self, node: Object) -> None:
         meta = node["metadata"]
@@ -98,7 +106,10 @@ class ClusterObjects:
         self._node_changed(view.name)
 
     def drop_node(self, name: str) -> None:
-        if self.nodes.pop(name, None) is not None:
+        view = self.nodes.pop(name, None)
+        if view is not None:
+            self._forget_version(view.uid)
+            self.writes.forget(("Node", "", name))
             self._node_changed(name)
 
     def _node_changed(self, name: str) -> None:
@@ -128,7 +139,10 @@ class ClusterObjects:
         self.machines_changed = True
 
     def drop_machine(self, name: str) -> None:
-        if self.machines.pop(name, None) is not None:
+        machine = self.machines.pop(name, None)
+        if machine is not None:
+            self._forget_version(str(machine["metadata"].get("uid", "")))
+            self.writes.forget(("Machine", "", name))
             self.machines_changed = True
 
     def put_object(self, obj: Object, kind: str) -> None:
@@ -143,6 +157,10 @@ class ClusterObjects:
     def drop_object(self, kind: str, namespace: str, name: str) -> None:
         obj = self.objects.pop((kind, namespace, name), None)
         if obj is not None:
+            self._forget_version(str(obj["metadata"].get("uid", "")))
+            owners = [o.get("name") for o in obj["metadata"].get("ownerReferences") or ()]
+            if not any(owner in self.machines for owner in owners):
+                self.writes.forget((kind, namespace, name))
             self.dirty_groups.add((obj["metadata"].get("labels") or {}).get(MACHINE_GROUP, ""))
             self._dirty_owner(obj)
 
@@ -222,7 +240,7 @@ class ClusterObjects:
         known = self._pods.get((namespace, name))
         if known is not None and known[0] == uid:
             self._forget_pod((namespace, name))
-        self._versions.pop(uid, None)
+        self._forget_version(uid)
 
     def _forget_pod(self, key: tuple[str, str], keep: str = "") -> None:
         known = self._pods.pop(key, None)

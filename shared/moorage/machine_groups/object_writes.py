@@ -64,6 +64,10 @@ class ObjectWrites:
         repaired[part] = (wanted, at)
         return True
 
+    def forget(self, key: Key) -> None:
+        """Forgets an object that is gone and is not made again by us."""
+        self._repaired.pop(key, None)
+
     # --- what becomes of requests
 
     def begin(self, effects: Iterable[Effect]) -> None:
