@@ -288,6 +288,28 @@ def test_ready_stays_false(restarts: bool) -> None:
     assert w.condition("g", "Ready")["status"] == "True"
 
 
+def test_what_becomes_of_a_node_is_told_at_once() -> None:
+    """Also where the status was written just before."""
+    w = world()
+    w.rest()
+    w.guest("one", "a")
+    w.rest()
+    w.core.by_group["g"].status_at = w.now
+    node = w.objects["Node", "", "n0"]
+    for unschedulable, state in ((True, "False"), (False, "True"), (True, "False")):
+        node["spec"]["unschedulable"] = unschedulable
+        w.change("Node", node)
+        while w.events:
+            w.observe()
+        w.plan()
+        statuses = [effect for effect in w.pending if effect.verb == "status"]
+        assert {effect.kind for effect in statuses} == {"Machine", "MachineNodePool"}
+        while w.pending:
+            effect = w.pending.pop(0)
+            w.core.done(effect, w.perform(effect), w.now)
+        assert w.condition("g", "NodesHealthy")["status"] == state
+
+
 def test_slots_are_counted_by_state() -> None:
     w = world(slots=3, nodes=1)
     w.rest()

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from moorage.model.machines import Machine
+from moorage.model.machines import Condition, Machine
 
 from .handover import Handover
 from .handover_records import Stored, StoredGrant
@@ -40,6 +40,7 @@ class GroupState:
         self.handover = Handover(machine, self.sizes)
         self.entries = {node.name: node for node in machine.node_pool}
         self.status_at = 0.0
+        self.told_nodes: Mapping[str, Condition] = {}  # the conditions of its Nodes by its status
         self.limits = SlotLimits()
         self.unmarked: set[str] = set()  # uids of guests that another controller let in
         self.untold: dict[str, float] = {}  # uids of guests that may have to be told why they wait, and when

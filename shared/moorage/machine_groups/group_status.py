@@ -16,7 +16,7 @@ from .layout import Slots
 from .names import machine_key, pool_name
 from .objects import difference
 
-#: Seconds between two writes of a status.
+#: Seconds between two writes of a status. What becomes of Nodes is told at once.
 STATUS_INTERVAL = 0.2
 #: A guest that waits is told why once, until it is this many seconds old; of older guests others have told it.
 TELL_UNTIL = 60.0
@@ -59,7 +59,7 @@ def status_effects(
     times: list[float],
 ) -> list[Effect]:
     """Returns the requests that write the status of a Machine and of its pool."""
-    if now < group.status_at + STATUS_INTERVAL:
+    if now < group.status_at + STATUS_INTERVAL and states == group.told_nodes:
         times.append(group.status_at + STATUS_INTERVAL)
         cluster.writes.later[("Status", "", group.machine.group)] = group.status_at + STATUS_INTERVAL
         return []
@@ -75,7 +75,10 @@ def status_effects(
     found = status.findings(group.machine, short, states, left)
     wanted = {"conditions": conditions_of(machine, found, now), "availableMachines": status.usage_rows(counts)}
     effects = status_effect(cluster, "Machine", machine, wanted, now, times)
-    pool = cluster.objects.get(("MachineNodePool", "", pool_name(group.machine.name)))
+    keys = [("Machine", "", group.machine.name), ("MachineNodePool", "", pool_name(group.machine.name))]
+    if not any(cluster.writes.is_busy(key) for key in keys):
+        group.told_nodes = states
+    pool = cluster.objects.get(keys[1])
     if pool is not None:
         listed = [{"name": name, "condition": state} for name, state in states.items()]
         wanted = {"conditions": conditions_of(pool, [found[0], found[2]], now), "nodePool": listed}
