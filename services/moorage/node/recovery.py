@@ -177,7 +177,7 @@ class Recovery:
         found = checkpoint.rebuild(pods, answers, self._copies, cgroups, pod_scope=pod_scope)
         if anew:  # a pod of which nothing runs yet has what it was admitted with
             agent.admission.forget(uid for uid in records if uid in pods or agent.source.is_gone(uid))
-        checkpoint.take_seats(found, agent.settings.node, records.values())
+        checkpoint.take_slots(found, agent.settings.node, records.values())
         agent.admission.take_over(found)
         for server in agent.servers.values():
             for problem in server.plugin.adopt(pods, checkpoint.by_plugins(found)):

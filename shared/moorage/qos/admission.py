@@ -20,7 +20,7 @@ from .admission_calls import (
     call_plugin,
     run_in_process,
 )
-from .claimed_zones import BadClaim, seats, zones_for
+from .claimed_zones import BadClaim, slot_zones, zones_for
 from .messages import (
     CODES,
     AllocationRefused,
@@ -154,27 +154,27 @@ class _Admission:
         self.warnings: list[str] = []
         self.reused = False
         self.zones_problem: Refusal | None = None
-        self.seat, self.zones = -1, 0
+        self.slot, self.zones = -1, 0
         if self.before is not None:
-            self.seat, self.zones = self.before.seat, self.before.zones
+            self.slot, self.zones = self.before.slot, self.before.zones
         elif pod.claim or pod.annotations:
-            self._take_seat(records)
+            self._take_slot(records)
 
-    def _take_seat(self, records: Mapping[str, PodRecord]) -> None:
+    def _take_slot(self, records: Mapping[str, PodRecord]) -> None:
         try:
-            found = seats(self.pod, self.node.name)
+            found = slot_zones(self.pod, self.node.name)
         except BadClaim as error:
             self.zones_problem = Refusal(code="ClaimUnmet", message=str(error))
             return
         if found:
-            taken = [r.seat for r in records.values() if r.seat >= 0 and r.pod.claim == self.pod.claim]
-            self.seat, self.zones = zones_for(found, taken)
+            taken = [r.slot for r in records.values() if r.slot >= 0 and r.pod.claim == self.pod.claim]
+            self.slot, self.zones = zones_for(found, taken)
             if self.zones and not self.zones & ((1 << self.node.zones) - 1):
                 message = f"the claim names zones {zones_text(self.zones)}, which this node does not have"
                 self.zones_problem = Refusal(code="ClaimUnmet", message=message)
 
     def run(self) -> Generator[Sequence[Call], Sequence[Result], PodRecord]:
-        record = PodRecord(pod=self.pod, seat=self.seat, zones=self.zones)
+        record = PodRecord(pod=self.pod, slot=self.slot, zones=self.zones)
         if self.node.policy.spec.topology_scope == "pod":
             yield from self._admit_whole(record)
         else:

@@ -60,7 +60,7 @@ class PodRecord(Model, kw_only=True):
 
     pod: PodSpec
     containers: dict[str, ResourceAllocation] = {}
-    seat: int = -1  # of its claim on this node
+    slot: int = -1  # of its claim on this node
     zones: int = 0  # that its claim names; 0: any
     whole: bool = False  # it was given to the pod as a whole, and stands at each container
 

@@ -13,7 +13,7 @@ from .messages import PodSpec
 
 _ZONE = re.compile(r"numa-([0-9]{1,5})", re.ASCII)
 #: A claim has at most so many runs on a node; an annotation is at most 256 KiB.
-_MOST_SEATS = 4096
+_MOST_SLOTS = 4096
 
 
 class _Run(msgspec.Struct):
@@ -28,7 +28,7 @@ class BadClaim(ValueError):
     """Raised where the annotation cannot be read."""
 
 
-def seats(pod: PodSpec, node: str) -> list[int]:
+def slot_zones(pod: PodSpec, node: str) -> list[int]:
     """Returns for each slot of the pod's claim on this node, in order, the zones it names; 0: any. Raises BadClaim."""
     text = pod.annotations.get(PARTS, "")
     if not text:
@@ -42,7 +42,7 @@ def seats(pod: PodSpec, node: str) -> list[int]:
         mask = 0
         for part in run.parts:
             mask |= _zone_of(part, node)
-        found += [mask] * max(0, min(run.count, _MOST_SEATS - len(found)))
+        found += [mask] * max(0, min(run.count, _MOST_SLOTS - len(found)))
     return found
 
 
@@ -55,15 +55,15 @@ def _zone_of(part: str, node: str) -> int:
     return 0
 
 
-def zones_for(seats_of_claim: list[int], taken: Iterable[int]) -> tuple[int, int]:
-    """Returns the first seat that no pod has and its zones (0: any). Where all are taken, because a pod comes before another one
+def zones_for(slots_of_claim: list[int], taken: Iterable[int]) -> tuple[int, int]:
+    """Returns the first slot that no pod has and its zones (0: any). Where all are taken, because a pod comes before another one
     is gone, it is -1 and the zones of all of them."""
     used = set(taken)
-    for seat, mask in enumerate(seats_of_claim):
-        if seat not in used:
-            return seat, mask
+    for slot, mask in enumerate(slots_of_claim):
+        if slot not in used:
+            return slot, mask
     every = 0
-    for mask in seats_of_claim:
+    for mask in slots_of_claim:
         if not mask:
             return -1, 0
         every |= mask

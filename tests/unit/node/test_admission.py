@@ -287,7 +287,7 @@ def claimed(name: str, zones: list[int], cpu: int = 4, **more: Any) -> Any:
     )
 
 
-def test_a_claim_names_the_zone_and_its_seats_are_taken_in_order() -> None:
+def test_a_claim_names_the_zone_and_its_slots_are_taken_in_order() -> None:
     node = SimulatedNode(BASE)
     given = [node.given(claimed(name, [1, 0]))["CpusetCpus"] for name in ("a", "b")]
     assert given == ["42-45", "2-5"]

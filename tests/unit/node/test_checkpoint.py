@@ -16,7 +16,7 @@ from moorage.node.core.checkpoint import (
     decode_copy,
     encode_copy,
     rebuild,
-    take_seats,
+    take_slots,
 )
 from moorage.node.core.properties import oci_properties, take_over
 from moorage.qos.messages import ResourceAllocationInfo
@@ -140,20 +140,20 @@ def test_a_cgroup_counts_where_its_cpus_can_have_been_given(role: str, cpus: str
     assert can_be_given(asked.containers[0], node.node.policy.role(role), node.machine, has) is expected
 
 
-def test_pods_of_a_claim_have_the_seats_of_their_zones_again() -> None:
+def test_pods_of_a_claim_have_the_slots_of_their_zones_again() -> None:
     parts = '{"n": [{"count": 1, "parts": {"n/numa-0": {}}}, {"count": 2, "parts": {"n/numa-1": {}}}]}'
     claimed: dict[str, Any] = {"labels": {CLAIM: "c"}, "annotations": {PARTS: parts}}
     node = SimulatedNode("{kind: NodePolicy, spec: {roles: {db: {exclusive: true, numa: bind, sharesNumaWith: [db]}}}}")
     for name in ("a", "b", "c"):
         node.given(pod(name, "db", 2, GB, **claimed))
-    seats = {uid: record.seat for uid, record in node.records.items()}
-    assert seats == {"uid-a": 0, "uid-b": 1, "uid-c": 2}
+    slots = {uid: record.slot for uid, record in node.records.items()}
+    assert slots == {"uid-a": 0, "uid-b": 1, "uid-c": 2}
     answers = {name: plugin.resources_allocation() for name, plugin in node.plugins.items()}
     pods = {uid: record.pod for uid, record in node.records.items()}
     del pods["uid-b"]
     found = rebuild(dict(reversed(pods.items())), answers, {}, {})
-    take_seats(found, "n", [node.records["uid-b"]])
-    assert {uid: (record.seat, record.zones) for uid, record in found.items()} == {"uid-a": (0, 1), "uid-c": (2, 2)}
+    take_slots(found, "n", [node.records["uid-b"]])
+    assert {uid: (record.slot, record.zones) for uid, record in found.items()} == {"uid-a": (0, 1), "uid-c": (2, 2)}
 
 
 def test_cpus_that_two_containers_claim_are_given_once() -> None:

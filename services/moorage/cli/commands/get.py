@@ -115,7 +115,7 @@ def _device_class(client: Client, kind: ResourceType, name: str, cluster: str) -
     sources = [msgspec.convert(one["spec"], DeviceSourceSpec) for one in client.items(path("device-sources"))]
     found = device_class(name, compile_class(msgspec.convert(item["spec"], ResourceClassSpec)), sources)
     for text in found.unsaid:
-        note(f"moorage: not said by the DeviceClass: {text}")
+        note(f"moorage: not in the DeviceClass: {text}")
     out(as_yaml(found.manifest))
     return DONE
 

@@ -9,7 +9,7 @@ import msgspec
 
 from moorage.model.base import Model
 from moorage.qos.admission import PodRecord
-from moorage.qos.claimed_zones import BadClaim, seats
+from moorage.qos.claimed_zones import BadClaim, slot_zones
 from moorage.qos.cpusets import parse_cpuset
 from moorage.qos.machine import Machine
 from moorage.qos.messages import ContainerSpec, PodAllocations, PodSpec, ResourceAllocation, ResourceAllocationInfo
@@ -33,7 +33,7 @@ class _PodPart(Model, kw_only=True):
 
     pod: PodSpec
     claim: str = ""
-    seat: int = -1
+    slot: int = msgspec.field(default=-1, name="seat")
     zones: int = 0
     whole: bool = False
     asked: Asked = {}
@@ -54,7 +54,7 @@ def encode(checkpoint: Checkpoint) -> bytes:
                 uid: _PodPart(
                     pod=record.pod,
                     claim=record.pod.claim,
-                    seat=record.seat,
+                    slot=record.slot,
                     zones=record.zones,
                     whole=record.whole,
                     asked=checkpoint.asked.get(uid, {}),
@@ -78,7 +78,7 @@ def decode(data: bytes) -> Checkpoint:
             uid: PodRecord(
                 pod=part.pod,
                 containers=found.entries.get(uid, {}),
-                seat=part.seat,
+                slot=part.slot,
                 zones=part.zones,
                 whole=part.whole,
             )
@@ -180,21 +180,21 @@ def can_be_given(
     return not role.binds or (memory.bit_count() == 1 and machine.cpus.nodes_with(cpus) == memory)
 
 
-def take_seats(records: Mapping[str, PodRecord], node: str, others: Iterable[PodRecord] = ()) -> None:
-    """Gives pods of claims the seats on this node whose zones they have, as far as neither they nor others have these."""
+def take_slots(records: Mapping[str, PodRecord], node: str, others: Iterable[PodRecord] = ()) -> None:
+    """Gives pods of claims the slots on this node whose zones they have, as far as neither they nor others have these."""
     taken: dict[str, set[int]] = {}
     for other in others:
-        taken.setdefault(other.pod.claim, set()).add(other.seat)
+        taken.setdefault(other.pod.claim, set()).add(other.slot)
     for record in records.values():
         try:
-            of_claim = seats(record.pod, node)
+            of_claim = slot_zones(record.pod, node)
         except BadClaim:
             continue
         used = taken.setdefault(record.pod.claim, set())
         infos = [info for given in record.containers.values() for info in given.values()]
         has = sum({1 << zone for info in infos for hint in info.resource_hints for zone in hint.nodes})
-        for seat, zones in enumerate(of_claim):
-            if seat not in used and not (zones and has & ~zones):
-                used.add(seat)
-                record.seat, record.zones = seat, zones
+        for slot, zones in enumerate(of_claim):
+            if slot not in used and not (zones and has & ~zones):
+                used.add(slot)
+                record.slot, record.zones = slot, zones
                 break

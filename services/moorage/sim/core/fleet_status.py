@@ -18,7 +18,7 @@ def refused_clusters(simulator: Simulator) -> dict[str, str]:
 
 
 def fleet_health(simulator: Simulator) -> dict[str, Any]:
-    """Returns the health of the worker: it is not well while clusters are refused."""
+    """Returns the health of the worker: it is not healthy while clusters are refused."""
     refused = refused_clusters(simulator)
     missing = [f"{ident} is refused: another simulator has it" for ident in list(refused)[:_MAX_NAMES]]
     return {"ok": not refused, "missing": missing, "clusters": len(simulator.agents)}
