@@ -388,6 +388,28 @@ async def test_a_machine_of_the_mesh_is_laid_out_over_its_clusters(slots: Slots,
     assert told.documents_gone == ["fleet"] and not slots.follower.ledger.machines.reserved
 
 
+async def test_a_machine_of_the_mesh_is_shown_before_its_clusters_report_again(
+    slots: Slots, nats: NatsServer, bus: Bus
+) -> None:
+    documents = MachineDocuments(slots.bus, slots.service, slots.fleet, lambda: slots.certain)
+    await documents.start()
+    half = {"name": "half", "spec": {"dependence": {"machineType": "large", "availableRatio": 0.5}}, "available": 3}
+    document = mesh_machine(2)
+    document["spec"]["machineTypes"].append(half)
+    await bus.request(subjects.MACHINES_APPLY, msgspec.json.encode(document), timeout=10)
+    nodes = [PoolNodeReport(name=f"n-{n}", condition="Ready") for n in range(2)]
+    await Cluster(bus).sync(full=True, nodes=nodes)
+    assert slots.follower.ledger.machines.reserved
+    slots.certain = False
+    again = await Slots(nats).open(generation=2)
+    await MachineDocuments(again.bus, again.service, again.fleet, lambda: True).start()
+    shown = await bus.request(subjects.MACHINES_LIST, MachinesAsk(id="a", kind="machines"), timeout=10)
+    (view,) = msgspec.json.decode(shown, type=MachinesShown).machines
+    rows = {row.name: (row.usage.maximum, row.usage.reserved) for row in view.status.available_machines}
+    assert rows == {"large": (2, 2), "half": (3, 3)}
+    await again.bus.close()
+
+
 async def test_pods_of_applications_are_of_the_project_that_decided_them(
     slots: Slots, nats: NatsServer, bus: Bus
 ) -> None:

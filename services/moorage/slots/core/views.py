@@ -181,7 +181,8 @@ class MachineViews:
     def _places_alone(self, machine: Machine, reserved: ReservedSlots) -> dict[str, dict[str, int]]:
         """Returns how many a cluster gives out alone of types of which there are only so many, by node."""
         cluster = reserved.cluster
-        told = self._clusters[cluster].machines.get(machine.name)
+        known = self._clusters.get(cluster)  # None: it has not reported yet
+        told = known.machines.get(machine.name) if known is not None else None
         own = (
             told.machine if told is not None and told.machine is not None else machine
         )  # its share of a Machine of the mesh
