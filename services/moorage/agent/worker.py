@@ -164,10 +164,12 @@ class Agent:
         if leading is None:
             return
         if (age := leading.age()) is not None:
-            yield MetricValue("moorage_agent_view_age_seconds", "Age of what it knows of the cluster", age)
-        yield MetricValue("moorage_agent_reports_total", "Reports that were sent in this term", leading.reporting.sent)
+            yield MetricValue("moorage_agent_view_age_seconds", "Age of the agent's view of the cluster", age)
+        yield MetricValue(
+            "moorage_agent_reports_total", "Reports sent since the agent became active", leading.reporting.sent
+        )
         yield MetricValue("moorage_agent_opened_gates_total", "Pods that were pinned to slots", leading.gates.opened)
-        yield MetricValue("moorage_agent_apps", "Apps that it keeps in the cluster", len(leading.apps))
+        yield MetricValue("moorage_agent_apps", "Apps that the agent keeps in the cluster", len(leading.apps))
 
     async def _start(self, term: LeaderTerm, tasks: asyncio.TaskGroup) -> None:
         def spawn(coro: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:

@@ -144,7 +144,7 @@ _OF_CLUSTER = Query(
 )
 CLASSES = (
     Route("GET", "/v1/devices/algorithm", classes.get_algorithm, "Get the algorithm that chooses devices.", class_schemas.DeviceAlgorithmItem, tag="classes"),
-    Route("POST", "/v1/devices/move", classes.move_devices, "Let pods leave devices of a cluster of which so many failed at once that nothing moved.", class_schemas.DevicesMoved, body=class_schemas.DevicesMoveEdit, refusals=(404, 503), role="admin", tag="classes"),
+    Route("POST", "/v1/devices/move", classes.move_devices, "Let pods leave devices of a cluster that failed together (MassFailure).", class_schemas.DevicesMoved, body=class_schemas.DevicesMoveEdit, refusals=(404, 503), role="admin", tag="classes"),
     Route("PUT", "/v1/devices/algorithm", classes.put_algorithm, "Set the algorithm that chooses devices where neither a need nor its class names one.", class_schemas.DeviceAlgorithmItem, body=class_schemas.DeviceAlgorithmEdit, refusals=(503,), role="admin", tag="classes"),
     Route("GET", "/v1/resource-classes", classes.list_objects, "List resource classes with their status.", Page[class_schemas.ResourceClassItem], query=(*_SELECTED, _OF_CLUSTER), tag="classes"),
     Route("GET", "/v1/resource-classes/{name}", classes.get_object, "Get a resource class with its status.", class_schemas.ResourceClassItem, query=(_OF_CLUSTER,), tag="classes", etag="response"),

@@ -126,9 +126,9 @@ class InventoryWorker:
     def metrics(self) -> Iterable[MetricValue]:
         """Yields gauges when they are collected."""
         yield MetricValue(*ACTIVE, float(self.state is not None))
-        yield MetricValue("moorage_redis_up", "1 while Redis takes what changed", float(self.redis.is_up))
+        yield MetricValue("moorage_redis_up", "1 while changes are written to Redis, else 0", float(self.redis.is_up))
         yield MetricValue(
-            "moorage_fleet_changes_total", "Changes of the fleet that were written for others", self.redis.counter
+            "moorage_fleet_changes_total", "Changes of the fleet written to the stream in Redis", self.redis.counter
         )
         parts = self.state.writer.fleet.parts.counts() if self.state is not None else {}
         yield MetricValue("moorage_fleet_parts", "Parts of nodes, by kind", parts, "kind")

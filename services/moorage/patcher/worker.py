@@ -61,7 +61,7 @@ class Patcher:
         phases = Tally(status.phase for status in groups.statuses.values())
         yield MetricValue("moorage_rollouts", "Groups that have been decided, by phase", phases, "phase")
         backlog = len(groups.dirty) + len(groups.busy)
-        yield MetricValue("moorage_patcher_backlog_groups", "Groups that wait for their turn or are worked on", backlog)
+        yield MetricValue("moorage_patcher_backlog_groups", "Groups whose work is queued or in progress", backlog)
 
     async def start(self) -> None:
         bus, groups, lease = self._bus, self.groups, self._lease

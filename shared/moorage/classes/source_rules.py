@@ -72,7 +72,7 @@ def quota_problems(spec: DeviceQuotaSpec, path: str = "spec") -> Iterator[Violat
             message = f"{item.class_[:80]!r} is no name of a class; '*' stands for all devices"
             yield Violation(path=f"{at}.class", code="InvalidName", message=message)
         if item.class_ in seen:
-            yield Violation(path=f"{at}.class", code="Duplicate", message=f"{item.class_[:80]} is there twice")
+            yield Violation(path=f"{at}.class", code="Duplicate", message=f"{item.class_[:80]} is listed twice")
         seen.add(item.class_)
         if not 0 <= item.count <= MAX_COUNT:
             yield Violation(path=f"{at}.count", code="OutOfRange", message=f"must be 0 to {MAX_COUNT}")

@@ -25,10 +25,10 @@ LEDGER_CONFLICTS = (
 
 _BYTES = ("memory", "storage", "ephemeral-storage", "hugepages-")
 _KINDS = {
-    "allocatable": "What usable nodes have for pods",
-    "requested": "What reported pods request",
-    "claimed": "What decisions have claimed and reported pods do not request yet",
-    "free": "What is neither requested nor claimed",
+    "allocatable": "Allocatable amounts of usable nodes",
+    "requested": "Amounts that reported pods request",
+    "claimed": "Amounts that decisions claimed and reported pods do not request yet",
+    "free": "Amounts that are neither requested nor claimed",
 }
 
 
