@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moorage.machine_groups.effects import Effect
 from moorage.machine_groups.group_state import grants_text, read_grants
 from moorage.machine_groups.handover_records import StoredGrant
 from moorage.machine_groups.names import GIVEN_ALONE, GUEST, MACHINE_TYPE, NODE_POOL, POD_ROLE, RESERVATION
@@ -373,6 +374,20 @@ def test_an_answer_that_comes_after_its_object_went_brings_nothing_back(purpose:
     group = w.core.group("g")
     assert group is not None
     assert effect.name not in (group.reservations if kind == "Pod" else w.core.nodes)
+
+
+def test_the_answer_to_a_deletion_that_comes_after_it_brings_nothing_back() -> None:
+    """It has a newer version than anything that a watch said before."""
+    w = world(slots=1, nodes=1)
+    w.rest()
+    pod = copy.deepcopy(w.objects["Pod", NAMESPACE, "a-g-0"])
+    w.remove("Pod", NAMESPACE, "a-g-0")
+    while w.events:
+        w.observe()
+    pod["metadata"] |= {"resourceVersion": str(w.version), "deletionTimestamp": "2027-01-15T08:00:00Z"}
+    w.core.done(Effect("delete", "Pod", NAMESPACE, "a-g-0", {}, "reservation"), pod, w.now)
+    group = w.core.group("g")
+    assert group is not None and not group.reservations
 
 
 def test_nothing_is_written_at_rest() -> None:

@@ -132,6 +132,8 @@ class ClusterMachines(ClusterObjects):
 
     def _put_answer(self, effect: Effect, answer: Object) -> None:
         if effect.kind == "Pod" and effect.verb != "evict":
+            if effect.verb == "delete" and self.is_gone(answer):
+                return  # the answer has the version of the deletion
             if answer.get("kind", "Pod") == "Pod" and "metadata" in answer and "uid" in answer["metadata"]:
                 self.put_pod(answer)
         elif effect.kind == "Node":

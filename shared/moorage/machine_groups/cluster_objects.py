@@ -86,6 +86,9 @@ class ClusterObjects:
         self._versions[uid] = version
         return True
 
+    def is_gone(self, obj: Object) -> bool:
+        return str((obj.get("metadata") or {}).get("uid", "")) in self._gone
+
     def _forget_version(self, uid: str) -> None:
         self._gone[uid] = max(self._gone.get(uid, 0), self._versions.pop(uid, 0))
         if len(self._gone) > _MAX_GONE:
