@@ -210,7 +210,7 @@ def _writes_in_steps(call: Call, data: dict[str, Any]) -> Generator[None, None, 
 
 
 def _check_no_claim(state: State, consumer: str) -> None:
-    if state.reported.is_claim(consumer):
+    if state.reported.claims.is_claim(consumer):
         raise conflict(f"Consumer {consumer} is a claim of the mesh. It is changed by changing its application.")
 
 

@@ -11,17 +11,17 @@ import msgspec
 from moorage.fleet import Fleet
 from moorage.ledger import Changes, Ledger, free_in_common, free_of, is_reached, unshared_of
 from moorage.model.allocations import IN_COMMON, MAX_INT, Consumer, ConsumerWrite, InventoryRecord
-from moorage.model.claims import Claim
 from moorage.model.part_names import is_class
 from moorage.model.shapes import EXCLUSIVE
 from moorage.model.slots import part_and_class, resource_of_part
 from moorage.parts import Forest
-from moorage.parts.layout import ANY, Layout, layout_of, part_id
+from moorage.parts.layout import Layout, layout_of, part_id
 
 from .records import Addition, Provider
+from .reported_claims import ReportedClaims, resources_of_zones
 from .reported_columns import ReportedColumns, block_of, cluster_of
 from .reported_devices import UnitLimits, is_offered, limits_of
-from .reported_names import CLAIM, claim_uuid, class_of, units_of, uuids_of
+from .reported_names import class_of, units_of
 
 #: Nodes and parts that are written before an operation goes on; more are written between operations.
 AT_ONCE = 6_000
@@ -77,10 +77,7 @@ class ReportedTrees:
         self._outdated: dict[int, None] = {}
         self._additions: dict[str, dict[str, Addition]] = {}  # by cluster
         self._bare: dict[str, tuple[int, int]] = {}  # numbers of the sets of nodes and parts without additions
-        self._claims: dict[str, str] = {}  # uuid of its consumer → claim
-        self._named_by: dict[str, dict[str, str]] = {}  # uuid of a node or part → claim → name
-        self._names_of: dict[str, tuple[str, ...]] = {}  # claim → uuids of nodes and parts
-        self._changed_claims: set[str] = set()  # that are not learned yet
+        self.claims = ReportedClaims(self.fleet, self.ledger)
 
     # -- following ----------------------------------------------------------------------------------------------------
 
@@ -94,33 +91,10 @@ class ReportedTrees:
 
     def reload(self, ledger: Ledger) -> None:
         self.ledger = ledger
-        self._claims, self._named_by, self._names_of = {}, {}, {}
-        self._changed_claims = set(ledger.claims)
+        self.claims = ReportedClaims(self.fleet, ledger)
 
     def folded(self, changes: Changes) -> None:
-        self._changed_claims |= changes.claims
-
-    def _learn_claims(self) -> None:
-        """Learns the claims that changed. One that changed several times is learned once."""
-        changed, self._changed_claims = self._changed_claims, set()
-        for ident in changed:
-            for provider in self._names_of.pop(ident, ()):
-                names = self._named_by[provider]
-                del names[ident]
-                if not names:
-                    del self._named_by[provider]
-            active = self.ledger.claims.get(ident)
-            if active is None:
-                self._claims.pop(claim_uuid(ident), None)
-                continue
-            self._claims[claim_uuid(ident)] = ident
-            cluster = active.claim.cluster
-            named = {part for slot in active.claim.slots for part in (slot.node, *slot.parts) if part}
-            of = uuids_of(cluster)
-            found = {of(part): f"{cluster}/{part}" for part in named}
-            self._names_of[ident] = tuple(found)
-            for provider, name in found.items():
-                self._named_by.setdefault(provider, {})[ident] = name
+        self.claims.folded(changes)
 
     @property
     def is_behind(self) -> bool:
@@ -129,7 +103,7 @@ class ReportedTrees:
 
     def sync(self) -> None:
         """Writes the clusters that changed. Of very many, some are left for the next time."""
-        self._learn_claims()
+        self.claims.learn()
         if self._tick != self.fleet.tick:
             changed = None if self._tick < 0 else self.fleet.changed_since(self._tick)
             if changed is None:
@@ -225,16 +199,10 @@ class ReportedTrees:
         node, source, at = self._at(cid, row)
         return f"{self.fleet.names[cid]}/{part_id(node, layout_of(source).parts[at].path if source else '')}"
 
-    def gone_name(self, uuid: str) -> str | None:
-        """Returns the name of a node or part that is not there, and that claims name."""
-        self._learn_claims()
-        names = self._named_by.get(uuid)
-        return None if names is None else next(iter(names.values()))
-
-    def named_by_claims(self) -> set[str]:
-        """Returns the uuids of the nodes and parts that claims name."""
-        self._learn_claims()
-        return set(self._named_by)
+    def claims_of(self, uuid: str) -> list[Consumer]:
+        """Returns the claims that hold something of a node or part, with what they hold of it alone."""
+        name = self.name(uuid) if self.has(uuid) else self.claims.gone_name(uuid)
+        return [] if name is None else self.claims.on(name)
 
     def record(self, uuid: str, addition: Addition | None, whole: bool = True) -> Provider:
         """Shows a node or part that is there as a provider. Not `whole`: without inventories."""
@@ -268,7 +236,7 @@ class ReportedTrees:
         found: dict[str, Offer] = {}
         fleet = self.fleet
         if not place.path:
-            tied = _tied(place.layout)
+            tied = resources_of_zones(place.layout)
             for name, column in fleet.stored.items():
                 total = int(column.allocatable[place.row])
                 if total > 0 and name not in tied:
@@ -410,85 +378,6 @@ class ReportedTrees:
             if take.part:
                 above = part_id(self.fleet.node_name(row), layout.parts[take.part].path)
                 yield (cluster, node, resource_of_part(above, take.resource)), take.amount
-
-    # -- claims -------------------------------------------------------------------------------------------------------
-
-    def is_claim(self, consumer: str) -> bool:
-        self._learn_claims()
-        return consumer in self._claims
-
-    def claim(self, consumer: str) -> Consumer | None:
-        """Returns a claim as a consumer."""
-        self._learn_claims()
-        ident = self._claims.get(consumer)
-        return None if ident is None else self._shown(self.ledger.claims[ident].claim, None)
-
-    def claims(self, project: str) -> Iterator[Consumer]:
-        """Yields the claims of a project."""
-        self._learn_claims()
-        for ident in list(self._claims.values()):
-            active = self.ledger.claims.get(ident)
-            if active is not None and active.claim.tenant == project:
-                yield self._shown(active.claim, None)
-
-    def claims_of(self, uuid: str) -> list[Consumer]:
-        """Returns the claims that hold something of a node or part, with what they hold of it alone."""
-        name = self.name(uuid) if self.has(uuid) else self.gone_name(uuid)
-        if name is None:
-            return []
-        provider, cluster, ident = name.split("/", 2)
-        idents = sorted(self.ledger.by_cluster.get(f"{provider}/{cluster}", ()))
-        shown = (self._shown(self.ledger.claims[i].claim, ident) for i in idents)
-        return [consumer for consumer in shown if consumer.allocations]
-
-    def _shown(self, claim: Claim, only: str | None) -> Consumer:
-        held: dict[str, dict[str, int]] = {}
-        tied: dict[str, frozenset[str]] = {}
-        for slot in claim.slots:
-            if only is not None and only.partition("/")[0] != slot.node and only not in slot.parts:
-                continue
-            if slot.node not in tied:
-                tied[slot.node] = self._tied_on(claim.cluster, slot.node)
-            rest = dict(slot.resources)
-            for ident, amounts in slot.parts.items():
-                of_part = held.setdefault(ident, {})
-                for name, amount in amounts.items():
-                    of_part[name] = of_part.get(name, 0) + amount * slot.count
-                    if not is_class(name) and name in rest:
-                        rest[name] -= amount
-            for name, amount in rest.items():
-                ident = part_id(slot.node, f"/{ANY}") if name in tied[slot.node] else slot.node
-                if amount > 0:
-                    of_node = held.setdefault(ident, {})
-                    of_node[name] = of_node.get(name, 0) + amount * slot.count
-        of = uuids_of(claim.cluster)
-        allocations = {
-            of(ident): {class_of(name): -(-amount // units_of(name)) for name, amount in sorted(amounts.items())}
-            for ident, amounts in held.items()
-            if only is None or ident == only
-        }
-        return Consumer(
-            uuid=claim_uuid(claim.id),
-            project=claim.tenant,
-            user=claim.intent.name,
-            type=CLAIM,
-            generation=1,
-            allocations=allocations,
-        )
-
-    def _tied_on(self, cluster: str, node: str) -> frozenset[str]:
-        cid = self.fleet.ids.get(cluster)
-        row = None if cid is None else self.fleet.row_of(cid, node)
-        return frozenset() if row is None else _tied(self.fleet.inside(row)[1])
-
-
-def _tied(layout: Layout) -> frozenset[str]:
-    """Returns the resources that zones of a node offer, so that the node itself does not."""
-    at = layout.at.get(f"/{ANY}")
-    found = set() if at is None else set(layout.parts[at].inventories)
-    if any(name == EXCLUSIVE for _, name in layout.entries):
-        found.add(EXCLUSIVE)
-    return frozenset(found)
 
 
 def _held_at(old: Consumer | None, place: Place, native: str) -> str | None:

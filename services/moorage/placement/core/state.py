@@ -102,7 +102,7 @@ class State:
         for consumer in self._consumers_of.get(uuid, ()):
             if uuid in (names := self.consumers[consumer].names):
                 return names[uuid]
-        return self.reported.gone_name(uuid)
+        return self.reported.claims.gone_name(uuid)
 
     def _root_of_gone(self, name: str) -> str:
         provider, cluster, ident = name.split("/", 2)
@@ -116,7 +116,7 @@ class State:
 
     def missing(self, root: str | None) -> list[str]:
         """Returns the nodes and parts that are gone, and shown because something names them; of one node or of all."""
-        named = (self._consumers_of.keys() | self.reported.named_by_claims()) - self.forest.rows.keys()
+        named = (self._consumers_of.keys() | self.reported.claims.named()) - self.forest.rows.keys()
         gone = (p for p in sorted(named) if is_reported(p) and p not in self.providers)
         names = {p: name for p in gone if (name := self._name_of_gone(p)) is not None}
         return [p for p, name in names.items() if root is None or self._root_of_gone(name) == root]
@@ -184,7 +184,7 @@ class State:
     def consumer(self, uuid: str) -> Consumer | None:
         """Returns a consumer, or a claim as one."""
         found = self.consumers.get(uuid)
-        return self.reported.claim(uuid) if found is None else found
+        return self.reported.claims.get(uuid) if found is None else found
 
     def is_class_used(self, name: str) -> bool:
         return self._class_users.get(name, 0) > 0 or name in self.reported.columns.class_names

@@ -28,7 +28,7 @@ def total(call: Call) -> Generator[None, None, Answer]:
     project, user, kind = (call.parameter(name) for name in ("project_id", "user_id", "consumer_type"))
     found: list[Consumer] = []
     for number, consumer in enumerate(
-        chain(list(call.state.consumers.values()), call.state.reported.claims(project or ""))
+        chain(list(call.state.consumers.values()), call.state.reported.claims.of_project(project or ""))
     ):
         if consumer.project == project and user in (None, "", consumer.user):
             found.append(consumer)
