@@ -102,7 +102,7 @@ def take(site: Site, kind: str, what: object) -> None:
         site.capacity.reload(site.ledger)
 
 
-@pytest.mark.parametrize("bound", [0, 2, 512])
+@pytest.mark.parametrize("bound", [0, 2, 2048])
 @pytest.mark.parametrize("seed", range(12))
 def test_a_lazy_capacity_counts_the_same(seed: int, bound: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capacity, "MOST_OUTDATED", bound)

@@ -35,8 +35,8 @@ from .shared_room import SharedRoom
 from .taken_room import TakenRoom
 from .unsettled_objects import UnsettledObjects
 
-#: Objects whose count is put off at most.
-MOST_OUTDATED = 512
+#: Objects whose count is put off at most: counting them takes some 50 ms.
+MOST_OUTDATED = 2048
 
 FamilyAmounts = dict[Family, NodeAmounts]
 
