@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sized
 
 import pytest
 
@@ -18,7 +19,7 @@ def ask(ident: str, memory: int = 1, **more: object) -> Ask:
     return Ask(id=ident, group=ident, revision=1, budget_ms=100.0, epoch="", tenant="t", apps=[app], **more)  # type: ignore[arg-type]
 
 
-async def answered(seen: list[str], times: int) -> None:
+async def answered(seen: Sized, times: int) -> None:
     async with asyncio.timeout(10):
         while len(seen) < times:  # noqa: ASYNC110 - it only grows
             await asyncio.sleep(0.001)
@@ -35,7 +36,7 @@ async def test_the_newest_ask_about_each_shape_is_answered_again() -> None:
     preparation.changed()
     preparation.changed()  # while it waits, it is one change
     await answered(seen, KEPT)
-    assert seen == [f"new-{number}" for number in range(2, KEPT + 2)]
+    assert seen == [f"new-{number}" for number in reversed(range(2, KEPT + 2))]
     preparation.changed()
     await answered(seen, 2 * KEPT)
     assert len(seen) == 2 * KEPT
@@ -67,11 +68,9 @@ async def test_it_waits_while_asks_come() -> None:
     while loop.time() < last:
         await asyncio.sleep(QUIET / 2)
         preparation.asked(ask("second", memory=2))
-    async with asyncio.timeout(10):
-        while len(came) < 2:  # noqa: ASYNC110 - it only grows
-            await asyncio.sleep(0.001)
-    assert [ident for ident, _ in came] == ["first", "second"]
-    assert came[0][1] >= last
+    await answered(came, 2)
+    assert [ident for ident, _ in came] == ["second", "first"]
+    assert last <= came[0][1] < came[1][1]
 
 
 @pytest.mark.looptime
@@ -114,3 +113,19 @@ def test_only_plain_functions_prepare() -> None:
     controller("quick", prepare=True)(lambda ask, fleet: {})
     (one,) = declared()
     assert one.prepare
+
+
+@pytest.mark.looptime
+async def test_an_ask_comes_between_others_that_are_answered_again() -> None:
+    loop = asyncio.get_running_loop()
+    came: list[tuple[str, float]] = []
+    preparation = Preparation(lambda one: came.append((one.id, loop.time())))
+    for number in range(KEPT):
+        preparation.asked(ask(f"ask-{number}", memory=number))
+    preparation.changed()
+    await answered(came, 1)
+    preparation.asked(ask("again", memory=0))
+    asked_at = loop.time()
+    await asyncio.sleep(10 * KEPT * QUIET)
+    assert len(came) == KEPT
+    assert came[1][1] >= asked_at + QUIET

@@ -20,20 +20,22 @@ KEPT, RECENT = 4, 60.0
 #: Seconds after a change and without an ask before something is prepared: whoever made the change, or asks next, comes first.
 QUIET = 0.002
 #: So many asks within so many seconds are many groups that are decided together: others come before anything prepared is of use.
-MANY, TOGETHER = 8, 0.2
+MANY, TOGETHER = 8, 0.1
 #: The part of this process's time that it may take.
 SHARE = 0.1
 
 
 class Preparation:
-    """Calls `answer` with the asks that came last. `changed` tells that their answers may be others now."""
+    """Calls `answer` with the asks that came last, one at a time and the newest first. `changed` tells that their answers may be
+    others now."""
 
     def __init__(self, answer: Callable[[Ask], object]) -> None:
         self._answer = answer
         self._asks = LruDict[tuple[str, ...], tuple[float, Ask]](KEPT)  # by the shapes of their pods
         self._asked_at = 0.0
         self._newest = deque[float](maxlen=MANY)  # when the newest asks came
-        self._not_before = 0.0
+        self._has_changed = False
+        self._due: list[Ask] = []  # the next one last
         self._timer: asyncio.TimerHandle | None = None
 
     def asked(self, ask: Ask) -> None:
@@ -43,28 +45,31 @@ class Preparation:
             self._asks[tuple(shape.key for app in ask.apps for shape in app.shapes)] = self._asked_at, ask
 
     def changed(self) -> None:
+        self._has_changed = True
         if self._timer is None and self._asks:
-            self._wait()
+            self._wait(QUIET)
 
-    def _wait(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_at(max(loop.time() + QUIET, self._not_before), self._prepare)
+    def _wait(self, seconds: float) -> None:
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._prepare)
 
     def _prepare(self) -> None:
         self._timer = None
         now = asyncio.get_running_loop().time()
         if now - self._asked_at < QUIET:
-            self._wait()
+            self._wait(QUIET)
             return
-        if len(self._newest) == MANY and now - self._newest[0] < TOGETHER:
-            self._not_before = self._newest[0] + TOGETHER
-            self._wait()
+        if len(self._newest) == MANY and (left := self._newest[0] + TOGETHER - now) > 0:
+            self._wait(max(left, QUIET))
             return
+        if self._has_changed:
+            self._has_changed = False
+            self._due = [ask for at, ask in self._asks.values() if now - at < RECENT]
+        if not self._due:
+            return
+        ask = self._due.pop()
         began = time.thread_time()
-        for at, ask in list(self._asks.values()):
-            if now - at < RECENT:
-                try:
-                    self._answer(ask)
-                except Exception:  # the ask itself tells its asker
-                    log.exception("a controller failed", group=ask.group)
-        self._not_before = now + (time.thread_time() - began) / SHARE
+        try:
+            self._answer(ask)
+        except Exception:  # whoever asks is told
+            log.exception("a controller failed", group=ask.group)
+        self._wait(QUIET + (time.thread_time() - began) / SHARE)
