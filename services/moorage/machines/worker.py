@@ -7,7 +7,6 @@ import os
 import socket
 import ssl
 import time
-from asyncio.sslproto import SSLProtocol
 from base64 import b64decode
 from collections.abc import Callable, Coroutine
 from functools import partial
@@ -43,9 +42,6 @@ from .requests import Requests, collection
 log = structlog.get_logger("machines")
 #: Seconds that changes are gathered after a plan. One that comes alone does not wait.
 GATHER = 0.01
-#: Bytes of the buffer that each TLS connection has as long as it is open. Of 256 KiB, as Python has it, the connections of one burst of
-#: guests take 60 MB.
-TLS_BUFFER = 64 << 10
 #: Seconds between looks at the certificate.
 CERTIFICATE_INTERVAL = 5.0
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
@@ -66,7 +62,6 @@ async def main(
 ) -> None:
     """Runs until cancelled. `url`: where the API server reaches the hooks; None: where they listen; "": at the Service. `settings`: of
     the mesh, with the name of their `user`; without it, the cluster is alone."""
-    SSLProtocol.max_size = TLS_BUFFER
     api = await connect(kubeconfig, context)
     worker = MachinesWorker(api, listen, url, image, ready, process_health)
     try:
