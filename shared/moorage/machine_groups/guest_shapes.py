@@ -82,15 +82,21 @@ class GuestShapes:
     def nodes_for(self, group: GroupState) -> NodesFor:
         """Returns a function that tells which Nodes of a group a guest may use, whoever else is there."""
         name = group.machine.group
+        given: dict[str, list[tuple[str, str]]] = {}
+
+        def given_to(machine_type: str) -> list[tuple[str, str]]:
+            """Returns keys and values of the taints of a type: types may have come to its Nodes since a guest was let in."""
+            if machine_type not in given:
+                wanted = tolerations(group.machine, group.sizes, machine_type)
+                given[machine_type] = [(t["key"], t["value"]) for t in wanted]
+            return given[machine_type]
 
         def nodes_for(guest: Guest) -> frozenset[str]:
             key = (name, guest.type, guest.shape)
             if key not in self._allowed:
                 shape = self._shapes[guest.shape]
-                # Types may have come to its Nodes since it was let in.
-                given = [(t["key"], t["value"]) for t in tolerations(group.machine, group.sizes, guest.type)]
                 views = [self._nodes[n] for n in group.entries if n in self._nodes]
-                self._allowed[key] = frozenset(view.name for view in views if shape.allows(view, given))
+                self._allowed[key] = frozenset(view.name for view in views if shape.allows(view, given_to(guest.type)))
             return self._allowed[key]
 
         return nodes_for

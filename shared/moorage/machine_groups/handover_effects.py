@@ -17,7 +17,6 @@ from .injection import with_tolerations
 from .layout import Slots
 from .names import GRANTS, OTHER_NAMESPACE, SLOT_GATE, SLOTS, machine_key
 from .object_writes import REPAIR_INTERVAL, Key
-from .objects import tolerations
 from .pods import opening_patch, pin_patch
 from .takeover import removal, taken_over_patch
 
@@ -103,7 +102,8 @@ def _opening_effect(
     cluster.given_at[found.uid] = max(opening.grant.at, opening.grant.not_before)
     own = cluster.shapes.spec(found)
     body = opening_patch(opening, own, now, claim)
-    tolerated = with_tolerations(own, tolerations(handover.machine, handover.sizes, found.type))["tolerations"]
+    wanted, _ = cluster.groups()[handover.machine.group].needs(found.type)
+    tolerated = with_tolerations(own, wanted)["tolerations"]
     if tolerated != own["tolerations"]:
         body["spec"]["tolerations"] = tolerated
     return [Effect("merge", *key, body, "open")]
