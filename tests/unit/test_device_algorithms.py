@@ -300,10 +300,8 @@ def test_cpus_cost_more_where_those_who_can_go_nowhere_else_need_them() -> None:
     columns.beside_free = columns.beside_size.copy()
     mix = RequestMix()
     few, many = DeviceRequest(1, WHOLE, (2,)), DeviceRequest(1, WHOLE, (30,))
-    for _ in range(150):
-        mix.record(many._replace(kinds=frozenset({1})))
-        mix.record(few._replace(kinds=frozenset({0})))
-        mix.record(few._replace(kinds=frozenset({0})))
+    for number in range(450):
+        mix.record(few._replace(kinds=frozenset({0})) if number % 9 < 5 else many._replace(kinds=frozenset({1})))
     pools = pools_of(columns)
     found = prices(columns, mix, pools)
     assert found[0, 0] > found[1, 0] and found[0, 1] < 0.5 * found[1, 1]

@@ -20,7 +20,7 @@ HIGHEST_PRICE = 10.0
 _ANYWHERE = 1e-3
 _ROUNDS = 16
 #: Other resources weigh so much beside devices where these are the scarcest.
-_BESIDE = 0.5
+_BESIDE = 0.25
 #: So many requests are expected, while little is known, that are like none so far. After as many as the second number says, a third
 #: of them is.
 _EXPECTED, _UNTIL = 10, 100
