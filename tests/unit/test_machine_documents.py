@@ -192,6 +192,12 @@ def test_slots_of_another_type_are_set_aside_with_a_limit_only_and_kept_for_no_w
     assert refused(half(available=3, offlineSlots=4)) == {(f"{path}.offlineSlots", "Contradiction")}
     assert refused(half(offlineSlots=1)) == {(f"{path}.offlineSlots", "Contradiction")}
     assert refused(half(available=3, windows=[window])) == {(f"{path}.windows", "Contradiction")}
+    # Earlier releases accepted them, and what is stored stays, as long as it keeps the other rules.
+    stored = Surroundings(stored=True)
+    assert accepted(half(offlineSlots=1), stored).types[1].offline_slots == 1
+    assert [w.name for w in accepted(half(available=3, windows=[window]), stored).types[1].windows] == ["w"]
+    assert refused(half(available=3, offlineSlots=4), stored) == {(f"{path}.offlineSlots", "Contradiction")}
+    accepted(half() | {"metadata": {"name": "m" * 250, "labels": half()["metadata"]["labels"]}}, stored)
 
 
 def test_windows_never_promise_more_than_there_is() -> None:

@@ -679,6 +679,23 @@ def test_children_share_the_slots_of_their_parent() -> None:
     assert w.usage("g")["a"] == {"maximum": 2, "reserved": 1, "used": 1, "waiting": 0}
 
 
+def test_a_machine_that_earlier_releases_accepted_keeps_its_slots() -> None:
+    """New ones like it are refused."""
+    window = {"name": "w", "slots": 1, "from": "2030-01-01T00:00:00Z", "until": "2030-01-02T00:00:00Z"}
+    size = {"dependence": {"machineType": "a", "availableRatio": 0.5}}
+    child = {"spec": size, "offlineSlots": 1, "windows": [window]}
+    document = machine("g", {"a": offline(2), "c": child}, {"n0": ["a"]})
+    w = World(document, {"n0": {"cpu": "4", "memory": "64Gi"}}, random.Random(1))
+    w.guest("one", "a")
+    settled(w, maximum=2, reserved=1, used=1)
+    w.start()
+    w.guest("two", "a")
+    settled(w, maximum=2, used=2)
+    assert w.condition("g", "Ready")["status"] == "True"
+    (told,) = MeshReports(w.core, "lab/a", "s", 1).report().machines
+    assert told.machine is not None and not told.invalid, "the mesh keeps its reservations, too"
+
+
 def let_in(w: World, node: str) -> int:
     """Returns how many guests were let onto a Node."""
     return sum(

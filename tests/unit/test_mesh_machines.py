@@ -5,12 +5,16 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import msgspec
 import pytest
 
+from moorage.machine_groups import Surroundings, read
 from moorage.machine_groups.objects import node_pool
+from moorage.machine_groups.written import document_of
 from moorage.model.machines import Machine
 from moorage.model.problems import Refused
-from moorage.slots.core.mesh_machines import StoredMachine, accept, is_pool_of
+from moorage.slots.core.layout import NodeKey
+from moorage.slots.core.mesh_machines import SlotParts, StoredMachine, accept, is_pool_of, share_of
 from moorage_testkit.machines import example, machine
 
 WHERE = {"michiru": ["lab/edge-1"], "utaha": ["lab/edge-2"], "eriri": ["lab/edge-1", "lab/edge-2"]}
@@ -100,3 +104,32 @@ def test_a_pool_that_says_what_its_machine_says_changes_nothing() -> None:
         )
     ):
         assert not is_pool_of(found, pool | {"spec": spec | change}), number
+
+
+def test_what_earlier_releases_stored_can_be_written_and_applied_as_it_is() -> None:
+    window = {"name": "w", "slots": 1, "from": "2030-01-01T00:00:00Z", "until": "2030-01-02T00:00:00Z"}
+    size = {"dependence": {"machineType": "a", "availableRatio": 0.5}}
+    child = {"spec": size, "offlineSlots": 1, "windows": [window]}
+    kinds = {"a": {"spec": {"cpu": "2", "memory": "1Gi"}, "available": 1}, "c": child}
+    document = machine("g", kinds, {"michiru": ["a"]})
+    found = read(document, Surroundings(stored=True)).machine
+    assert found is not None and is_pool_of(found, node_pool(found, "u"))
+    node = msgspec.structs.replace(found.node_pool[0], cluster="lab/edge-1")
+    stored = StoredMachine(machine=msgspec.structs.replace(found, node_pool=(node,)), uid="u")
+    share = share_of(stored, "lab/edge-1", {"a": {NodeKey("lab/edge-1", "michiru"): 1}}, {}, {})
+    assert read(document_of(share.machine)).violations == []
+    assert accepted(document, stored.machine) == stored.machine
+    broken = {(f"spec.machineTypes[1].{field}", "Contradiction") for field in ("offlineSlots", "windows")}
+    assert refused(document) == broken, "a new one"
+    document["spec"]["machineTypes"][0]["available"] = 2
+    assert refused(document, stored.machine) == broken, "and one that is changed"
+
+
+def test_a_share_has_no_more_slots_to_give_out_alone_than_there_are() -> None:
+    """More may be in use when their number is made smaller."""
+    child = {"spec": {"dependence": {"machineType": "a", "availableRatio": 0.5}}, "available": 1, "offlineSlots": 1}
+    kinds = {"a": {"spec": {"cpu": "2", "memory": "1Gi"}, "available": 1}, "c": child}
+    stored = StoredMachine(machine=accepted(machine("g", kinds, {"michiru": ["a"]})), uid="u")
+    there = NodeKey("lab/edge-1", "michiru")
+    share = share_of(stored, "lab/edge-1", {"a": {there: 1}}, {}, {"c": SlotParts({there: 2}, {})})
+    assert read(document_of(share.machine)).violations == []

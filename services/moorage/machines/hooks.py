@@ -161,7 +161,7 @@ class Hooks:
             return None, [], []  # finalizers are being removed
         around = self._state.surroundings(request.name, request.old_object)
         if request.operation == "UPDATE" and (request.old_object or {}).get("spec") == machine.get("spec"):
-            around = around._replace(nodes=None)
+            around = around._replace(nodes=None, stored=True)
         found = read(machine, around)
         warnings = [warning.message for warning in found.warnings]
         if self._state.other_controller:

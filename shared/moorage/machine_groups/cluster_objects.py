@@ -325,7 +325,7 @@ class ClusterObjects:
             meta = raw["metadata"]
             if "deletionTimestamp" in meta:
                 continue
-            found = read(raw, Surroundings(None, accepted))
+            found = read(raw, Surroundings(None, accepted, stored=True))
             if found.machine is None:
                 self.invalid[meta["name"]] = found.violations
                 continue
@@ -404,7 +404,7 @@ class ClusterObjects:
     def surroundings(self, name: str, before: Object | None) -> Surroundings:
         """Returns what a Machine is checked against."""
         others = {n: group.machine for group in self.by_group.values() if (n := group.machine.name) != name}
-        old = read(before).machine if before is not None else None
+        old = read(before, Surroundings(stored=True)).machine if before is not None else None
         return Surroundings(self.nodes.keys(), others, old)
 
     def handovers(self) -> list[Handover]:

@@ -38,11 +38,13 @@ _KINDS = {dict: "an object", list: "a list", str: "text", int: "a whole number",
 
 
 class Surroundings(NamedTuple):
-    """The objects against which a Machine is checked: the Nodes that exist (None: unknown), all Machines by name, and itself as it was before."""
+    """The objects against which a Machine is checked: the Nodes that exist (None: unknown), all Machines by name, and itself as it was before.
+    `stored`: it was accepted once. Rules that came since then do not refuse it: what it holds would go, with guests in it."""
 
     nodes: Collection[str] | None = None
     machines: Mapping[str, Machine] = {}
     before: Machine | None = None
+    stored: bool = False
 
 
 class Read(NamedTuple):
@@ -55,7 +57,7 @@ class Read(NamedTuple):
 
 def read(document: Mapping[str, Any], around: Surroundings | None = None) -> Read:
     """Reads a Machine document. Without `around`, only what the document itself says is checked."""
-    reader = _Reader()
+    reader = _Reader(stored=around is not None and around.stored)
     machine = reader.machine(document)
     if around is not None:
         reader.check_surroundings(machine, around)
@@ -64,12 +66,18 @@ def read(document: Mapping[str, Any], around: Surroundings | None = None) -> Rea
 
 
 class _Reader:
-    def __init__(self) -> None:
+    def __init__(self, *, stored: bool) -> None:
+        self._stored = stored
         self.violations: list[Violation] = []
         self.warnings: list[Warn] = []
 
     def error(self, path: str, code: str, message: str) -> None:
         self.violations.append(Violation(path=path, code=code, message=message))
+
+    def error_if_new(self, path: str, code: str, message: str) -> None:
+        """Records what breaks a rule that earlier releases did not have."""
+        if not self._stored:
+            self.error(path, code, message)
 
     # --- values
 
@@ -177,7 +185,7 @@ class _Reader:
             self.error("metadata.name", "InvalidName", "must be a DNS name of a-z, 0-9, '-' and '.'")
         elif len(pool_name(name)) > _MAX_NAME:
             most = _MAX_NAME - len(pool_name(""))
-            self.error(
+            self.error_if_new(
                 "metadata.name", "TooLong", f"has {len(name)} characters; at most {most} leave room for its pool"
             )
         group = self.group(metadata)
@@ -222,11 +230,11 @@ class _Reader:
                 self.error(f"{path}.offlineSlots", "Contradiction", f"is {offline}, but available is {available}")
             if depends and offline and available is None:
                 text = "only so many are set aside of a type with available; without, the slots in which it lives are"
-                self.error(f"{path}.offlineSlots", "Contradiction", text)
+                self.error_if_new(f"{path}.offlineSlots", "Contradiction", text)
             windows = read_windows(self, entry, path)
             if depends and windows:
                 text = "slots of another type are opened when pods come; a window holds slots of the type in which it lives"
-                self.error(f"{path}.windows", "Contradiction", text)
+                self.error_if_new(f"{path}.windows", "Contradiction", text)
             window_violations(self, windows, available, offline, f"{path}.windows")
             types.append(
                 MachineType(

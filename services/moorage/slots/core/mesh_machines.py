@@ -59,7 +59,12 @@ def accept(
         here = tuple(msgspec.structs.replace(node, cluster=cluster) for node in made.node_pool)
         others[f"{cluster}/{made.name}"] = msgspec.structs.replace(made, name=f"{cluster}/{made.name}", node_pool=here)
     located, unknown = _located(data, before, clusters_with)
-    found = read(located, Surroundings(None, others, before))
+    around = Surroundings(None, others, before)
+    found = read(located, around)
+    if found.machine is None and before is not None:
+        known = read(located, around._replace(stored=True))
+        if known.machine is not None and msgspec.structs.replace(known.machine, cluster="") == before:
+            found = known  # it is applied as it is
     violations += [*unknown, *found.violations]
     if found.machine is None or violations:
         raise Refused(invalid(violations))
@@ -74,7 +79,7 @@ def is_pool_of(machine: Machine, data: Mapping[str, Any]) -> bool:
         return False
     own = document_of(machine)
     pool, _ = _located({"spec": {"nodePool": spec.get("nodePool")}}, machine, lambda _node: ())
-    found = read({**own, "spec": {**own["spec"], **pool["spec"]}}).machine
+    found = read({**own, "spec": {**own["spec"], **pool["spec"]}}, Surroundings(stored=True)).machine
     types = [{"name": kind.name} for kind in machine.types]
     stock = spec.get("machineTypeStock", types)
     return found == machine and isinstance(stock, list) and sorted(stock, key=str) == sorted(types, key=str)
@@ -165,7 +170,8 @@ def share_of(
             for window in kind.windows
             if (count := _in_cluster(part.windows.get(window.name, {}), cluster))
         )
-        offline = _in_cluster(part.offline, cluster)
+        # Of a type that depends on another, more may be given out alone already than there are by now.
+        offline = min(_in_cluster(part.offline, cluster), max(0, here))
         types.append(msgspec.structs.replace(kind, available=here, offline_slots=offline, windows=windows))
     pool = tuple(msgspec.structs.replace(node, cluster="") for node in machine.node_pool if node.cluster == cluster)
     own = msgspec.structs.replace(machine, node_pool=pool, types=tuple(types), cluster="")
