@@ -148,8 +148,10 @@ class Handover:
         times, _ = self._attempts.get(guest.uid, (0, 0.0))
         self._attempts[guest.uid] = (times + 1, now)
         if guest.owner in REPLACED_BY and guest.node:
+            before = self.avoided(guest)
             self._avoided.note_failure(guest.owner_uid, guest.node, now)
-            self._touch_pods_of({guest.owner_uid})
+            if self.avoided(guest) != before:
+                self._touch_pods_of({guest.owner_uid})
 
     def avoided(self, guest: Guest) -> frozenset[str]:
         """Returns the Nodes where Pods of the same owner were not bound."""

@@ -179,9 +179,10 @@ class SlotAssignment:
         """Returns whether the cluster may have so many alone on a Node, of a type and of those in which it lives."""
         while machine_type:
             most = self.s.set_aside.get(machine_type)
-            on = {**self.offline_on, node: there}
-            if most is not None and sum(self.h.taken(counts, machine_type) for counts in on.values()) > most:
-                return False
+            if most is not None:
+                on = {**self.offline_on, node: there}
+                if sum(self.h.taken(counts, machine_type) for counts in on.values()) > most:
+                    return False
             machine_type = self.h.sizes[machine_type].parent
         return True
 
