@@ -200,7 +200,7 @@ class DeviceClaim(Object, kw_only=True):
         """Returns the uids of the pods that have the devices, or of the one for which they are allocated."""
         consumers = (self.status.reserved_for or []) if self.status is not None else []
         if not consumers and self.results:
-            return tuple(owner.uid for owner in self.metadata.owner_references or () if owner.kind == "Pod")
+            return tuple(dict.fromkeys(o.uid for o in self.metadata.owner_references or () if o.kind == "Pod"))
         return tuple(dict.fromkeys(consumer.uid for consumer in consumers if consumer.resource == "pods"))
 
     @property
