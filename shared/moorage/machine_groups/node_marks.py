@@ -22,7 +22,7 @@ _UNHEALTHY = frozenset(
 
 
 class NodeView(NamedTuple):
-    """The used amounts of a Node."""
+    """A Node as marks, conditions and rooms of slots need it."""
 
     name: str
     uid: str

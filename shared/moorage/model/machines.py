@@ -70,7 +70,7 @@ class PoolNode(Value, kw_only=True, frozen=True):
 
 
 class Allow(Value, kw_only=True, frozen=True):
-    """The namespaces and pods that may use a Machine; all if both are empty."""
+    """The projects and namespaces that may use a Machine; all if both are empty."""
 
     projects: tuple[str, ...] = ()
     namespaces: tuple[str, ...] = ()

@@ -172,7 +172,7 @@ def with_parts(slot: Slot, found: Iterable[PodPlace]) -> list[Slot]:
 
 
 class OptionalGrant(Value, kw_only=True, frozen=True):
-    """Returns whether all pods of a claim have an optional need."""
+    """The answer whether all pods of a claim have an optional need."""
 
     consumer: str
     need: str
