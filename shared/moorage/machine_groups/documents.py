@@ -38,8 +38,8 @@ _KINDS = {dict: "an object", list: "a list", str: "text", int: "a whole number",
 
 
 class Surroundings(NamedTuple):
-    """The objects against which a Machine is checked: the Nodes that exist (None: unknown), all Machines by name, and itself as it was before.
-    `stored`: it was accepted once. Rules that came since then do not refuse it: what it holds would go, with guests in it."""
+    """The objects against which a Machine is checked: the Nodes that exist (None: unknown), all Machines by name, and itself as it was
+    before. `stored`: it was accepted once. Rules that came since then do not refuse it: its slots would go, with guests in them."""
 
     nodes: Collection[str] | None = None
     machines: Mapping[str, Machine] = {}

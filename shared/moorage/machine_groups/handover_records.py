@@ -98,9 +98,9 @@ class Stored(NamedTuple):
 
 
 class Situation(NamedTuple):
-    """The state that a plan rests on, besides the Pods. `slots`: per type and Node; `offline`: those of them that the cluster grants alone; `usable`:
-    Nodes that are Ready; `ordered`: grants of the mesh, None without it; `stored`: by type; `left_over`: reservations of another
-    controller, which hold places until they are replaced; `placed`: guests on Nodes, and which rules they have about others;
+    """The state that a plan rests on, besides the Pods. `slots`: per type and Node; `offline`: those of them that the cluster grants
+    alone; `usable`: Nodes that are Ready; `ordered`: grants of the mesh, None without it; `stored`: by type; `left_over`: reservations
+    of another controller, which hold places until they are replaced; `placed`: guests on Nodes, and which rules they have about others;
     `set_aside`: of types of which the mesh promises only so many, how many the cluster grants alone; `silent`: Nodes without a kubelet
     that ends Pods."""
 

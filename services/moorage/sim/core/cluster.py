@@ -26,7 +26,7 @@ MAX_REFUSED = 100
 
 
 class SimulatedCluster(ClusterPods):
-    """The state of a cluster."""
+    """A cluster as the simulator drives it: each call happens at a time, and ends when its controllers rest."""
 
     __slots__ = ()
 
