@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from moorage.classes import BUILT_IN_ONLY, ClassCatalog, Grants, Selector
+from moorage.classes import BUILT_IN_ONLY, NOTHING, ClassCatalog, Grants, Selector
 from moorage.fleet import Fleet, FleetWriter, normalize_node, with_devices
 from moorage.ledger import Ledger
 from moorage.ledger.device_quotas import DeviceQuotas
@@ -210,6 +210,15 @@ def test_a_need_takes_no_devices_of_another_class_with_a_full_quota() -> None:
     assert narrowed("any", world, "a/x/v1/default") == ["16Gi", "80Gi"], "what the group holds now is its own"
     assert narrowed("any", world, "c/y/v1/default") == ["16Gi", "80Gi"], "it has no quota"
     assert narrowed("big", world) == narrowed("huge", world) == ["80Gi"], "none would be left: the commit says why"
+
+
+def test_a_class_that_selects_nothing_is_not_widened_by_a_full_quota() -> None:
+    world = World(class_("big", "30G"), object_("ResourceClass", "empty", resourceSelector=[]), quota(big=4))
+    world.commit(holding("x", 4))
+    known, there = world.quotas._catalog, world.quotas._fleet
+    record = bound(asking(DeviceAsk(resource_class="empty")), known)
+    assert record.apps[0].shapes[0].groups[0].devices[0].properties == NOTHING
+    assert without_full_classes(record, world.quotas, known, there) == record
 
 
 def test_what_a_class_of_several_terms_does_not_select_is_said_by_all_of_them() -> None:

@@ -105,7 +105,8 @@ def _without(
 ) -> DeviceAsk:
     for name, other in others.items():
         if ask.properties and not ask.all and name != ask.resource_class:
-            both = tuple((*own, *rest) for own in ask.properties for rest in other)
+            # One without conditions selects nothing.
+            both = tuple((*own, *rest) for own in ask.properties if own for rest in other)
             if len(both) <= _MOST and fleet.parts.properties.selected(Selector(both)).any():
                 ask = msgspec.structs.replace(ask, properties=both)
                 left_out.setdefault(name, set()).add(ask.resource_class)
