@@ -42,7 +42,7 @@ class Preparation:
         self._asked_at = asyncio.get_running_loop().time()
         self._newest.append(self._asked_at)
         if not (ask.explain or ask.held or ask.own):  # these are about one group
-            self._asks[tuple(shape.key for app in ask.apps for shape in app.shapes)] = self._asked_at, ask
+            self._asks[_shapes(ask)] = self._asked_at, ask
 
     def changed(self) -> None:
         self._has_changed = True
@@ -72,4 +72,9 @@ class Preparation:
             self._answer(ask)
         except Exception:  # whoever asks is told
             log.exception("a controller failed", group=ask.group)
+            self._asks.pop(_shapes(ask), None)  # it would fail after each change
         self._wait(QUIET + (time.thread_time() - began) / SHARE)
+
+
+def _shapes(ask: Ask) -> tuple[str, ...]:
+    return tuple(shape.key for app in ask.apps for shape in app.shapes)
