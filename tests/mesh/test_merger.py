@@ -139,7 +139,8 @@ async def test_an_early_hint_alone_gives_its_room_back_if_its_record_is_never_st
     async with open_mergers(lambda: {"lab/one": [node(cpu="4")]}) as s:
         big = ShapedApp(name="a", shapes=[shape(3000)])
         await s.bus.publish(subjects.GROUPS_DECIDE, Decide(id="hint falls", record=revision("falls", big), ahead=True))
-        await asyncio.sleep(1.2)
+        await until(lambda: any(writer.fleet.taken(0) for writer in s.writers))
+        await until(lambda: not any(writer.fleet.taken(0) for writer in s.writers))
         assert not s.ledger.standing and not s.events
         await s.bus.publish(
             subjects.GROUPS_DECIDE, Decide(id="hint stands", record=revision("stands", big), ahead=True)
