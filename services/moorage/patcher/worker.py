@@ -36,7 +36,7 @@ _controller = msgspec.json.Decoder(Controller).decode
 
 
 class _Presence(msgspec.Struct):
-    """Returns whether a cluster has left the fleet, from inventory's record of it."""
+    """The presence of a cluster in the fleet, from inventory's record of it."""
 
     gone: bool = False
 
