@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -11,6 +12,9 @@ from moorage.ledger import Family, NodeAmounts
 from moorage.ledger.families import add
 from moorage.model.claims import Claim, Slot
 from moorage.model.slots import PodPlace, followed, moved, with_parts
+
+if TYPE_CHECKING:
+    from .settlement_draft import Draft
 
 
 @dataclass(slots=True)
@@ -40,6 +44,30 @@ class Place:
     def moved(self) -> bool:
         slot = next(iter(self.members.values()))
         return (self.node, self.host) != (slot.node, slot.host)
+
+
+class OpenPlaces:
+    """The open places of a draft by node, and what is free beside them and the pods."""
+
+    def __init__(self, draft: Draft) -> None:
+        self.nodes: dict[str, dict[int, Place]] = {}
+        places = draft.open()
+        for place in places:
+            if place.node in draft.rows:
+                self.nodes.setdefault(place.node, {})[id(place)] = place
+        self._room = draft.room_beside(places)
+
+    def leave(self, place: Place) -> None:
+        """Takes a place out, as a pod stands for it now."""
+        self._room.take(place.node, place.resources, -1)
+        self.nodes.get(place.node, {}).pop(id(place), None)
+
+    def is_overfull(self, node: str) -> bool:
+        """Returns whether pods and open places leave too little of something that an open place there takes."""
+        taken: dict[str, int] = {}
+        for place in self.nodes.get(node, {}).values():
+            taken |= {name: amount for name, amount in place.resources.items() if amount}
+        return bool(taken) and self._room.lacks(node, taken)
 
 
 def add_on(total: NodeAmounts, node: str, amounts: Mapping[str, int], times: int = 1) -> None:

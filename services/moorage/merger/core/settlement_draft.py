@@ -34,7 +34,7 @@ from .device_moves import (
     pods_with,
 )
 from .node_room import NodeRoom, PartLinks
-from .open_places import Place, add_on, is_per_node, merged_slots
+from .open_places import OpenPlaces, Place, add_on, is_per_node, merged_slots
 
 Documents = Mapping[str, Revision]  # by group
 
@@ -469,30 +469,6 @@ class Draft:
             if slots != before and not same_slots(slots, before):
                 result[ident] = merged_slots(slots)
         return result
-
-
-class OpenPlaces:
-    """The open places of a draft by node, and what is free beside them and the pods."""
-
-    def __init__(self, draft: Draft) -> None:
-        self.nodes: dict[str, dict[int, Place]] = {}
-        places = draft.open()
-        for place in places:
-            if place.node in draft.rows:
-                self.nodes.setdefault(place.node, {})[id(place)] = place
-        self._room = draft.room_beside(places)
-
-    def leave(self, place: Place) -> None:
-        """Takes a place out, as a pod stands for it now."""
-        self._room.take(place.node, place.resources, -1)
-        self.nodes.get(place.node, {}).pop(id(place), None)
-
-    def is_overfull(self, node: str) -> bool:
-        """Returns whether pods and open places leave too little of something that an open place there takes."""
-        taken: dict[str, int] = {}
-        for place in self.nodes.get(node, {}).values():
-            taken |= {name: amount for name, amount in place.resources.items() if amount}
-        return bool(taken) and self._room.lacks(node, taken)
 
 
 def _pods_on(slots: Iterable[Slot], node: str) -> list[Mapping[str, int]]:
