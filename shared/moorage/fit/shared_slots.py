@@ -24,6 +24,7 @@ class SharedNodes:
     def __init__(self, rows: Rows, where: Ids, shapes: Sequence[Shape], taken: Mapping[int, Mapping[str, int]]) -> None:
         self._shapes, self._matters = shapes, several_types(shapes)
         self._slots: dict[int, tuple[SharedSlots, ...]] = {}
+        self._opened: dict[int, Amounts] = {}  # by shape: the places in slots that others have opened
         if not len(where) or not any(uses_slots(shape.resources) for shape in shapes):
             return
         by_node = rows.shared_slots.get(int(rows.cluster[where[0]]))
@@ -64,22 +65,32 @@ class SharedNodes:
     def in_opened(self, number: int, packed: Amounts) -> list[Amounts]:
         """Returns how many more pods of a shape nodes hold beside these, by shape and node, in slots that are open already: without
         taking another slot of the type above theirs, then without one of the type above that, and so on."""
-        asked, found = self._shapes[number].resources, dict[int, tuple[int, ...]]()
-        known: dict[object, tuple[int, ...]] = {}
-        for at, slots in self._slots.items():
-            for one in slots:
-                resource = next((kind.resource for kind in one.types[1:] if kind.resource in asked), None)
-                if resource is None:
-                    continue
-                counts = packed[:, at].tolist()
-                key = one, tuple(counts)
-                if key not in known:
-                    known[key] = one.with_taken(self._amounts(counts)).in_opened(resource)
-                found[at] = known[key]
-        places = np.zeros((max(map(len, found.values()), default=0), packed.shape[1]), np.int64)
-        for at, of_node in found.items():
+        if number not in self._opened:
+            self._opened[number] = self._opened_by_others(number, packed.shape[1])
+        places = self._opened[number].copy()
+        for at in np.flatnonzero(packed.any(axis=0)).tolist():
+            of_node = self._opened_on(number, at, packed[:, at].tolist())
             places[: len(of_node), at] = of_node
         return list(places)
+
+    def _opened_by_others(self, number: int, nodes: int) -> Amounts:
+        """Returns what `in_opened` does before any pod is placed."""
+        known: dict[tuple[SharedSlots, ...], tuple[int, ...]] = {}
+        for at, slots in self._slots.items():
+            if slots not in known:
+                known[slots] = self._opened_on(number, at, [0] * len(self._shapes))
+        places = np.zeros((max(map(len, known.values()), default=0), nodes), np.int64)
+        for at, slots in self._slots.items():
+            places[: len(known[slots]), at] = known[slots]
+        return places
+
+    def _opened_on(self, number: int, at: int, counts: Sequence[int]) -> tuple[int, ...]:
+        asked = self._shapes[number].resources
+        for one in self._slots.get(at, ()):
+            for kind in one.types[1:]:
+                if kind.resource in asked:
+                    return one.with_taken(self._amounts(counts)).in_opened(kind.resource)
+        return ()
 
     def concerns(self, number: int) -> bool:
         return bool(self) and bool(self._shapes[number].machine)
