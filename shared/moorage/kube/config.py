@@ -1,6 +1,6 @@
 """Connects to the API server that a kubeconfig context or the pod's service account names.
 
-kubernetes-asyncio provides all its ways of authentication. Its import is slow, so it happens in these functions only.
+kubernetes-asyncio provides all its ways of authentication. Its import is slow, so it happens in these functions only, and in part.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .api import Api, Unreachable
+from .config_library import library
 
 #: After a 401 the configuration is read again, at most once in this many seconds.
 _RELOAD_INTERVAL = 10.0
@@ -37,19 +38,16 @@ class _Credentials:
     """The configuration of kubernetes-asyncio, which is loaded again when the server refuses the credentials."""
 
     def __init__(self, kubeconfig: str | Path | None, context: str | None) -> None:
-        from kubernetes_asyncio.client import Configuration
-
-        self.configuration: Any = Configuration()
+        self.configuration: Any = library().configuration()
         self._kubeconfig, self._context = kubeconfig, context
         self._loaded_at = 0.0
 
     async def load(self) -> None:
-        from kubernetes_asyncio import config
-
+        config = library().config
         self._loaded_at = asyncio.get_running_loop().time()
         try:
             if self._kubeconfig is None and self._context is None and _in_cluster():
-                config.load_incluster_config(client_configuration=self.configuration)  # type: ignore[no-untyped-call]
+                config.load_incluster_config(client_configuration=self.configuration)
             else:
                 file = str(self._kubeconfig) if self._kubeconfig else None
                 await config.load_kube_config(
