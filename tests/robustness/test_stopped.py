@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
+import psutil
 import pytest
 
 from moorage.bus import subjects
@@ -227,7 +228,17 @@ async def test_an_intent_store_is_suspended(mesh: Mesh, driver: MeshClient) -> N
     # The requests in its queue are handled a second time, and change nothing.
     await asyncio.gather(*(driver.apply(application(name)) for name in names))
     assert set(driver.acknowledged.values()) == {1}
+    # Groups that are deleted before that would come back.
+    await eventually(lambda: idle(one), 30, "the queue of the one that resumed is empty")
     await cleared(driver, names)
+
+
+async def idle(pid: int) -> bool:
+    """Returns whether a process takes hardly any time of the processor for a while."""
+    process = psutil.Process(pid)
+    before = sum(process.cpu_times()[:2])
+    await asyncio.sleep(1)
+    return sum(process.cpu_times()[:2]) - before < 0.05
 
 
 async def waits_for(driver: MeshClient, name: str, kind: str) -> bool:
