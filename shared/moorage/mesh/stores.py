@@ -32,7 +32,7 @@ RECORDS = "MOORAGE_RECORDS"
 
 
 class Backup(IntEnum):
-    """When a store is copied in a backup: effects before causes, so that the copy looks as if the mesh had been killed
+    """The order in which stores are copied in a backup: effects before causes, so that the copy looks as if the mesh had been killed
     after a cause and before its effect."""
 
     EVENTS = 1

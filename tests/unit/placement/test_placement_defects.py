@@ -1,4 +1,4 @@
-"""What OpenStack Placement answers wrong, or not in time, by the names of docs and issue; here it is right and quick."""
+"""Requests that OpenStack Placement answers wrong, or not in time, are answered right and quickly."""
 
 from __future__ import annotations
 
