@@ -23,6 +23,7 @@ from moorage.parts import (
     SameSubtree,
     alike_trees,
     candidates,
+    candidates_in_steps,
     solver,
 )
 
@@ -304,6 +305,32 @@ def test_states_that_failed_are_remembered_from_the_start(monkeypatch: pytest.Mo
     monkeypatch.setattr(solver, "PATIENCE", 0)
     monkeypatch.setattr(solver, "PAUSE", 1)
     assert sum(check_world(seed) for seed in range(3_000, 3_500)) > 500
+
+
+def unlike_trees(count: int) -> Forest:
+    """Returns trees of which each has other parts; none has two below the same one."""
+    rng, forest = Random(7), Forest()
+    for number in range(count):
+        root = Part(f"{number}")
+        names = [f"{number}-{i}" for i in range(16)]
+        parts = [Part(name, root.id, inventories={rng.choice(CLASSES[:2]): Inventory(1)}) for name in names]
+        forest.write(number, [root, *parts])
+    return forest
+
+
+UNMET = Request({f"_{name}": Group({name: 1}) for name in CLASSES[:2]}, (SameSubtree(frozenset(("_VCPU", "_VGPU"))),))
+
+
+def test_short_searches_of_many_trees_make_pauses_together() -> None:
+    budget = Budget(10**7)
+    found = list(candidates_in_steps(unlike_trees(600), UNMET, budget))
+    steps = 10**7 - budget.left
+    assert not any(found) and steps > 20 * solver.PAUSE and len(found) > steps / solver.PAUSE / 2
+
+
+def test_a_search_for_ancestors_says_that_its_budget_is_spent() -> None:
+    budget = Budget(10)
+    assert list(candidates(unlike_trees(3), UNMET, budget)) == [] and budget.spent
 
 
 def test_equal_hashes_of_trees_do_not_make_them_alike(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What the candidates of one tree are made of: cells of which several groups take, and parts of other trees that serve it."""
+"""Numbers what the candidates of a tree take: cells of which several groups take, and parts of other trees that serve it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .forest import Forest
 
 
 class Cells:
-    """What several choices may take of: the room of parts, and what else is taken with it, by number."""
+    """The amounts of which several choices may take, by number: the room of parts, and what else is taken with it."""
 
     def __init__(self, forest: Forest) -> None:
         self.room: list[int] = []
@@ -31,7 +31,7 @@ class Cells:
         return tuple(needs.items())
 
 
-class Guests:
+class SharedParts:
     """Numbers for the parts that serve other trees: after all rows, and in the order of their trees, whatever rows these have."""
 
     def __init__(self, forest: Forest, rows: Iterable[int]) -> None:

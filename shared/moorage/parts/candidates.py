@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from moorage.parsing import CAPACITY_MAX
 
 from .alike_trees import alike
-from .candidate_parts import Cells, Guests
+from .candidate_parts import Cells, SharedParts
 from .forest import POOLS, Forest
 from .properties import meets
 from .request import INTERNAL, NAMELESS, Group, Request
@@ -385,7 +385,7 @@ class _Solver:
         self._together = nameless.required if nameless is not None and nameless.resources else ()
         self._witness = nameless if nameless is not None and not nameless.resources else None
         self._room_by_row: dict[str, list[Rows]] = {}
-        self._guests = Guests(forest, {row for choice in choices for row in choice.shared})
+        self._shared = SharedParts(forest, {row for choice in choices for row in choice.shared})
 
     def _pool(self, name: str) -> str:
         """Returns what stands for all classes whose units may be taken of the same amounts."""
@@ -443,9 +443,9 @@ class _Solver:
             asked = id(choice.rows), choice.shared, contended, covering
             known = same.get(asked)
             if known is None:
-                rows, guests = self._rows_in_tree(choice, anchor)
-                parts = rows + [self._guests.number[row] for row in guests]
-                rows += guests
+                rows, shared = self._rows_in_tree(choice, anchor)
+                parts = rows + [self._shared.number[row] for row in shared]
+                rows += shared
                 takes: list[tuple[tuple[int, int], ...]] = []
                 for row in rows if contended else ():
                     takes.append(cells.taken(row, contended))
@@ -453,7 +453,7 @@ class _Solver:
                         yield None
                 if self._subtrees:
                     leave.update(zip(parts, forest.leave[rows].tolist(), strict=True))
-                    leave.update((part, self._guests.leave[part]) for part in parts[len(parts) - len(guests) :])
+                    leave.update((part, self._shared.leave[part]) for part in parts[len(parts) - len(shared) :])
                 known = same[asked] = Slot(parts, takes, self._covers(rows) if covering else ())
             single = choice.suffix != NAMELESS and not choice.suffix.startswith(INTERNAL)
             isolated = single and choice.suffix in self._request.isolated
@@ -469,7 +469,7 @@ class _Solver:
         end = int(self.forest.leave[anchor])
         first, last = choice.rows.searchsorted((anchor, end))
         there = [row for row in choice.shared if not anchor <= row < end and anchor in self._serving[row]]
-        return choice.rows[first:last].tolist(), sorted(there, key=self._guests.number.__getitem__)
+        return choice.rows[first:last].tolist(), sorted(there, key=self._shared.number.__getitem__)
 
     def _covers(self, rows: list[int]) -> list[int]:
         """Returns which of the traits that the nameless group requires together each part has."""
@@ -492,9 +492,9 @@ class _Solver:
         mappings: dict[str, tuple[int, ...]] = {}
         spread = {number for choice, number in zip(self._choices, found, strict=True) if choice.suffix == NAMELESS}
         if spread:
-            mappings[NAMELESS] = tuple(self._guests.rows.get(number, number) - anchor for number in sorted(spread))
+            mappings[NAMELESS] = tuple(self._shared.rows.get(number, number) - anchor for number in sorted(spread))
         for choice, number in zip(self._choices, found, strict=True):
-            part = self._guests.rows.get(number, number) - anchor
+            part = self._shared.rows.get(number, number) - anchor
             if choice.resources:
                 amounts = allocations.setdefault(part, {})
                 for name, amount in choice.resources.items():

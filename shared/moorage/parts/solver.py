@@ -55,11 +55,21 @@ class Problem:
 class Budget:
     """The steps that a search may take. `spent` tells that it ended before it had seen everything."""
 
-    __slots__ = ("left", "spent")
+    __slots__ = ("_until_pause", "left", "spent")
 
     def __init__(self, steps: int) -> None:
         self.left = steps
         self.spent = False
+        self._until_pause = PAUSE
+
+    def take(self, steps: int) -> bool:
+        """Takes steps. Returns whether it is time for a pause, also after many short searches."""
+        self.left -= steps
+        self._until_pause -= steps
+        if self._until_pause >= 0:
+            return False
+        self._until_pause = PAUSE
+        return True
 
 
 def assignments(problem: Problem, budget: Budget) -> Iterator[list[int]]:
@@ -108,14 +118,11 @@ def _rooted(
     runs = {s for s, those in parts.items() if not found.anywhere and all(map(le, those, those[1:]))}
     compared = {alike[s] for s in found.apart} | parts.keys() - runs
     cost = 1 + sum(len(domains[s]) for s in compared) // PARTS_A_STEP
-    pause = PAUSE
     for top in sorted({part for those in parts.values() for part in those} - found.anywhere):
         if budget.left <= 0:
+            budget.spent = True
             return
-        budget.left -= cost
-        pause -= cost
-        if pause < 0:
-            pause = PAUSE
+        if budget.take(cost):
             yield None
         leave = problem.leave[top]
         below: dict[int, list[int]] = {}
@@ -261,17 +268,13 @@ class _Search:
         keys: list[object] = [None] * count
         found_before = [0] * count
         found = quiet = i = 0
-        pause = PAUSE
         while i >= 0:
-            cost = 1 + self._looked_at // PARTS_A_STEP
+            is_pause = self._budget.take(1 + self._looked_at // PARTS_A_STEP)
             self._looked_at = 0
-            self._budget.left -= cost
             if self._budget.left <= 0:
                 self._budget.spent = True
                 return
-            pause -= cost
-            if pause < 0:
-                pause = PAUSE
+            if is_pause:
                 yield None
             quiet += 1
             if not self._take_next(i):
