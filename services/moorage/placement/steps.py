@@ -14,6 +14,10 @@ from .core.call import Answer, Made
 SLICE_SECONDS = 0.02
 
 
+#: Seconds for which answers may follow each other without a gap in which trees are brought up to date.
+LATE = 1.0
+
+
 #: Gives an answer, or makes it in steps.
 Operation = Callable[[], Answer | Generator[None, None, Answer]]
 
@@ -22,8 +26,10 @@ class Steps:
     """Runs operations. Trees must not change while an answer is made in steps: an operation that changes them waits for
     those answers, and no other one begins meanwhile."""
 
-    def __init__(self, sync: Callable[[], None] = lambda: None) -> None:
-        self._sync = sync
+    def __init__(self, sync: Callable[[], None] = lambda: None, refresh: Callable[[], object] = lambda: None) -> None:
+        """`sync` writes trees that others change, while no answer is made of them; `refresh` counts what is free, at any time."""
+        self._sync, self._refresh = sync, refresh
+        self._synced_at = -math.inf
         self._answering = 0
         self._waiting = 0  # operations that would change trees
         self._has_turn = False  # an operation runs alone
@@ -54,9 +60,11 @@ class Steps:
             self._wake()
 
     def sync(self) -> None:
-        """Brings trees up to date that others change, unless an answer is being made of them."""
+        """Brings up to date what others change; trees only if no answer is being made of them."""
+        self._refresh()
         if not self._answering and not self._has_turn:
             self._sync()
+            self._synced_at = asyncio.get_running_loop().time()
 
     @contextlib.asynccontextmanager
     async def alone(self) -> AsyncIterator[None]:
@@ -75,6 +83,7 @@ class Steps:
 
     async def in_steps(self, operation: Operation) -> Answer:
         """Returns the answer of an operation that has its turn alone."""
+        self._refresh()
         found = operation()
         return found if isinstance(found, Answer) else await run_in_slices(found)
 
@@ -91,14 +100,18 @@ class Steps:
             self._wake()
 
     async def _finish(self, steps: Generator[None, None, Answer]) -> Answer:
-        while self._waiting or self._has_turn:
+        while self._waiting or self._has_turn or (self._answering and self._is_late()):
             await self._moved.wait()
+            self.sync()
         self._answering += 1
         try:
             return await run_in_slices(steps)
         finally:
             self._answering -= 1
             self._wake()
+
+    def _is_late(self) -> bool:
+        return asyncio.get_running_loop().time() - self._synced_at > LATE
 
     def _wake(self) -> None:
         self._moved.set()

@@ -60,7 +60,7 @@ class Storage:
         self._generation = generation
         self._capacity = capacity
         self._committer = Committer(bus, follower, capacity)
-        self._steps = Steps(self._sync)
+        self._steps = Steps(self._sync, capacity.refresh)
         self.state.reported.follow(capacity.fleet, follower.ledger)
         self._events = PlacementEvents(bus, follower, self.state)
         self._records = ProviderRecords(self._bucket, generation, self.state, self._events)
