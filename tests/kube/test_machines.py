@@ -456,6 +456,20 @@ async def test_removed_types_are_kept(cluster: MachineCluster, ready: None) -> N
     await settled(lambda: "b" not in cluster.usage("g"), 20)
 
 
+async def test_a_machine_that_is_made_again_finds_its_guests(cluster: MachineCluster, ready: None) -> None:
+    cluster.machine(the_machine())
+    await usage(cluster, 3, 3, 0, 0)
+    for i in range(4):
+        cluster.pod(TEAM, f"guest-{i}", GUEST)
+    await usage(cluster, 3, 0, 3, 1)
+    cluster.delete(f"/apis/{GROUP_VERSION}/machines/g")
+    await settled(lambda: cluster.find(f"{SETS}/a-g") is None, 20, "its objects go")
+    over = next(pod for pod in cluster.pods(TEAM) if pod["spec"].get("nodeName"))
+    cluster.delete_pod(TEAM, over["metadata"]["name"])
+    cluster.machine(the_machine())
+    await usage(cluster, 3, 0, 3, 0)
+
+
 async def test_dry_runs_and_refused_pods_leak_nothing(cluster: MachineCluster, ready: None) -> None:
     cluster.machine(the_machine(1))
     await usage(cluster, 1, 1, 0, 0)

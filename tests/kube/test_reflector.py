@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
-from moorage.kube import Api, ApiError, Object, Reflector, reflector
+from moorage.kube import Api, ApiError, Object, Reflector, list_objects, reflector
 from moorage.kube.http_transport import Transport
 from moorage.kube.objects import Key
 from moorage.kube.pooled_http import PooledHttp
@@ -240,3 +240,16 @@ async def test_a_refusal_has_the_message_of_the_server(server: ScriptedServer) -
         await api.call("PATCH", "/x", body=b"{}")
     assert caught.value.code == 422 and not caught.value.is_transient
     await api.close()
+
+
+async def test_a_collection_is_listed_in_pages(server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reflector, "PAGE_SIZE", 3)
+    for i in range(7):
+        await server.put(NODES, f"n{i}")
+    api = Api(server.url)
+    try:
+        names = [found["metadata"]["name"] async for found in list_objects(api, NODES, "x=y")]
+    finally:
+        await api.close()
+    assert names == [f"n{i}" for i in range(7)]
+    assert len(server.requests) == 3 and all("labelSelector=x" in what for _, what in server.requests)

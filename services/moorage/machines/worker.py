@@ -19,7 +19,7 @@ import structlog
 from aiohttp import web
 
 from moorage.bus import Bus, NoAnswer, Settings, until_done
-from moorage.kube import Api, ApiError, LeaderElector, LeaderTerm, Reflector, Unreachable, connect
+from moorage.kube import Api, ApiError, LeaderElector, LeaderTerm, Reflector, Unreachable, connect, list_objects
 from moorage.kube.objects import Key
 from moorage.machine_groups.cluster import ClusterMachines
 from moorage.machine_groups.effects import Effect
@@ -144,6 +144,7 @@ class MachinesWorker:
                 for reflector in reflectors:
                     await reflector.synced.wait()
                 self._state.groups()
+                self._state.relist_pods = False  # all Pods come now
                 pods = self._pod_reflector()
                 tasks.create_task(pods.run())
                 await pods.synced.wait()
@@ -406,15 +407,17 @@ class MachinesWorker:
 
     async def _relist_pods(self) -> None:
         """Puts Pods again whose Machine came after them."""
+        self._state.relist_pods = False  # what comes meanwhile may need another list
+        complete = False
         try:
-            found = await self.api.get("/api/v1/pods", query={"labelSelector": MACHINE_GROUP})
+            async for pod in list_objects(self.api, "/api/v1/pods", MACHINE_GROUP):
+                self._state.put_pod(pod)
+            complete = True
         except (ApiError, Unreachable) as error:
             log.warning("Pods cannot be listed", error=str(error))
             self._changed.set()
-            return
-        self._state.forget_versions_of_pods()
-        for pod in (found or {}).get("items") or ():
-            self._state.put_pod(pod)
+        finally:
+            self._state.relist_pods |= not complete
 
 
 def _other_place(wanted: dict[str, Any], found: dict[str, Any]) -> bool:

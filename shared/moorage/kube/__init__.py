@@ -12,7 +12,7 @@ from .config import connect
 from .discovery import ApiDiscovery, ApiResource
 from .leader_election import LeaderElector, LeaderTerm
 from .objects import Object, ObjectMetadata
-from .reflector import Reflector
+from .reflector import Reflector, list_objects
 
 __all__ = [
     "MANAGER",
@@ -32,5 +32,6 @@ __all__ = [
     "connect",
     "create",
     "delete",
+    "list_objects",
     "release",
 ]

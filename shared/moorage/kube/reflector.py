@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -52,6 +52,19 @@ _metadata = msgspec.json.Decoder(Object).decode
 _error = msgspec.json.Decoder(dict[str, Any]).decode
 
 T = TypeVar("T")
+
+
+async def list_objects(api: Api, path: str, labels: str) -> AsyncGenerator[dict[str, Any], None]:
+    """Yields the objects of a collection. They are read in pages and one by one, so that memory never holds them all."""
+    query = {"labelSelector": labels, "limit": str(PAGE_SIZE)}
+    while True:
+        _, data = await api.call("GET", path, query=query, timeout=30)
+        page = decode(data, _Page)
+        for raw in page.items or ():
+            yield decode(bytes(raw), dict[str, Any])
+        if not page.metadata.next:
+            return
+        query["continue"] = page.metadata.next
 
 
 class Reflector(Generic[T]):

@@ -353,12 +353,6 @@ class ClusterObjects:
         self.dirty_groups |= self.by_group.keys()
         self.relist_pods = pods_missing or self.relist_pods
 
-    def forget_versions_of_pods(self) -> None:
-        """Lets all Pods be put again."""
-        for uid, _, _ in self._pods.values():
-            self._versions.pop(uid, None)
-        self.relist_pods = False
-
     def set_of(self, group: GroupState, machine_type: str) -> Object | None:
         """Returns the StatefulSet of a type."""
         return self.objects.get(("StatefulSet", self.namespace, object_name(group.machine.group, machine_type)))
