@@ -202,7 +202,7 @@ async def test_a_change_makes_a_new_revision_and_keeps_the_old_one(mesh: Mesh) -
 async def test_old_revisions_are_kept_up_to_a_number_before_the_one_that_runs(
     mesh: Mesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With no status they are all kept: what runs may be as old as the first."""
+    """With no status, or before the one that is there ran in full, they are all kept: what ran may be as old as the first."""
     for task in list(mesh.workers):
         await mesh.stop(task)
     monkeypatch.setenv("MOORAGE_REVISIONS_KEPT", "5")
@@ -223,8 +223,8 @@ async def test_old_revisions_are_kept_up_to_a_number_before_the_one_that_runs(
         keys = await revisions.keys(f"{group_tokens(name)}.*")
         return sorted(int(key.rpartition(".")[2]) for key in keys)
 
-    async def run(revision: int) -> None:
-        status = GroupStatus(group=name, revision=revision, phase="Running", decision="d", version=1)
+    async def run(revision: int, *, reached: bool = True) -> None:
+        status = GroupStatus(group=name, revision=revision, phase="Running", decision="d", version=1, reached=reached)
         await statuses.put(group_tokens(name), msgspec.json.encode(status))
 
     async def now_kept(*expected: int) -> None:
@@ -236,19 +236,23 @@ async def test_old_revisions_are_kept_up_to_a_number_before_the_one_that_runs(
     await change(20)
     newest = (await mesh.the_record()).revision
     assert newest == 20 and await kept() == list(range(1, 20))
+    await run(20, reached=False)
+    await change(10)
+    await asyncio.sleep(0.2)  # nothing is to happen
+    assert await kept() == list(range(1, 30))
     await run(12)
     await change(10)
-    await now_kept(*range(7, 30))
+    await now_kept(*range(7, 40))
     refused = await mesh.ask(subjects.INTENTS_ACT, {"group": "shop", "verb": "rollback", "revision": 3})
     assert refused["problem"]["status"] == 404
     assert (
         "the oldest is 7" in refused["problem"]["detail"] and "MOORAGE_REVISIONS_KEPT" in refused["problem"]["detail"]
     )
     done = await mesh.ask(subjects.INTENTS_ACT, {"group": "shop", "verb": "rollback", "revision": 7})
-    assert done["accepted"] and done["revision"] == 31
-    await run(31)
+    assert done["accepted"] and done["revision"] == 41
+    await run(41)
     await change(9)
-    await now_kept(*range(26, 40))
+    await now_kept(*range(36, 50))
 
 
 async def test_life_cycle_steps_refuse_wrong_states(mesh: Mesh) -> None:

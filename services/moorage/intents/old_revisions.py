@@ -54,10 +54,11 @@ class OldRevisions:
     async def _trim(self, group: str) -> None:
         tokens = group_tokens(group)
         entry = await self._statuses.get(tokens)
-        if entry is None:
+        status = _status(entry.value) if entry is not None else None
+        # Until it ran in full it may lose its room, and the one that ran before it, however old, runs again.
+        if status is None or not status.reached:
             return
-        # Newer ones may wait; the one before it may run again if it loses its room.
-        oldest = _status(entry.value).revision - self.kept
+        oldest = status.revision - self.kept  # newer ones may wait
         numbers, upto = await self._numbers(tokens), await self._revisions.last()
         for number in numbers:
             if number < oldest:
