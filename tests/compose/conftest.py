@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from moorage_testkit import container_engine
-from moorage_testkit.servers import free_port
+from moorage_testkit.servers import data_directory, free_port
 
 TOP = Path(__file__).parents[2]
 NEEDED = (
@@ -101,7 +101,7 @@ def wheels() -> Path:
 def stack() -> Iterator[Stack]:
     if missing := container_engine.find():
         pytest.skip(missing)
-    directory = Path(tempfile.mkdtemp(prefix="mre-"))
+    directory = data_directory("mre-")
     project = directory / "moorage"
     try:
         for name in ("shared", "services", "ops"):
