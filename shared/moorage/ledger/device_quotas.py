@@ -17,7 +17,7 @@ from moorage.fleet import Fleet
 from moorage.fleet.class_status import MILLI
 from moorage.model.claims import Claim, Decision
 from moorage.model.part_reports import PropertyValue
-from moorage.model.resource_classes import DeviceQuotaSpec
+from moorage.model.resource_classes import DeviceQuotaSpec, QuotaItem
 
 from .entries.handler import Dropped
 from .families import Family
@@ -114,35 +114,29 @@ class DeviceQuotas:
 
     def may_hold(self, groups: AbstractSet[str], class_: str, units: int) -> bool:
         """Returns whether groups of one project may have so many thousandths of devices of a class, instead of what they hold now."""
-        project = _project(min(groups))
-        bounds = [
-            item
-            for spec in self._catalog.quotas.values()
-            if _is_for(spec, project)
-            for item in spec.devices
-            if item.class_ in (class_, ALL_DEVICES)
-        ]
+        bounds = [item for item in self._bounds(groups) if item.class_ in (class_, ALL_DEVICES)]
         if not bounds:
             return True
-        families = self._families.get(project, {})
-        others = list(self._devices({key: parts for key, parts in families.items() if key.group not in groups}))
+        others = self._devices_beside(groups)
         return all(self._count(item.class_, others) + units <= item.count * MILLI for item in bounds)
 
     def full(self, groups: AbstractSet[str]) -> set[str]:
         """Returns the classes of which groups of one project may have no device, for what other groups of it hold."""
-        project = _project(min(groups))
-        bounds = [
-            item
-            for spec in self._catalog.quotas.values()
-            if _is_for(spec, project)
-            for item in spec.devices
-            if item.class_ != ALL_DEVICES
-        ]
+        bounds = [item for item in self._bounds(groups) if item.class_ != ALL_DEVICES]
         if not bounds:
             return set()
-        families = self._families.get(project, {})
-        others = list(self._devices({key: parts for key, parts in families.items() if key.group not in groups}))
+        others = self._devices_beside(groups)
         return {item.class_ for item in bounds if self._count(item.class_, others) >= item.count * MILLI}
+
+    def _bounds(self, groups: AbstractSet[str]) -> list[QuotaItem]:
+        """Returns the bounds of all quotas for the project of these groups."""
+        project = _project(min(groups))
+        return [item for spec in self._catalog.quotas.values() if _is_for(spec, project) for item in spec.devices]
+
+    def _devices_beside(self, groups: AbstractSet[str]) -> list[_Device]:
+        """Returns the devices that other groups of their project hold."""
+        families = self._families.get(_project(min(groups)), {})
+        return list(self._devices({key: parts for key, parts in families.items() if key.group not in groups}))
 
     def _add(self, families: dict[Family, _Parts], decision: Decision) -> None:
         """Adds what a decision takes. A claim of an object that has one already takes over what that holds."""
