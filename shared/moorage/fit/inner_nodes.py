@@ -214,8 +214,7 @@ class InnerNodes:
             if not StaticInside.of(layout).table.has_alike:
                 continue
             for n, parts in enumerate({g.part for place in of for g in place.devices} for of in by_shape):
-                devices = (layout.parts[layout.at[path_of(node, part, layout)]].device for part in parts)
-                if found := {layout.inside.devices[device].alike for device in devices} - {0}:
+                if found := {layout.alike(path_of(node, part, layout)) for part in parts} - {0}:
                     numbers.setdefault(n, set()).update(found)
         return numbers
 

@@ -29,10 +29,8 @@ def _numbers(slot: Slot, fleet: Fleet, cid: int) -> Iterable[int]:
         return
     _, layout = fleet.inside(row)
     for part in {grant.part for grant in slot.devices}:
-        at = layout.at.get(fleet.path_of(row, part, layout))
-        device = layout.parts[at].device if at is not None else -1
-        if device >= 0 and layout.inside.devices[device].alike:
-            yield layout.inside.devices[device].alike
+        if number := layout.alike(fleet.path_of(row, part, layout)):
+            yield number
 
 
 class CommonUser(Protocol):

@@ -111,6 +111,12 @@ class Layout(NamedTuple):
         """Returns the positions of the parts that other nodes may reach, too."""
         return [i for i, part in enumerate(self.parts) if part.shared]
 
+    def alike(self, path: str) -> int:
+        """Returns the number that the device at a path shares with those that selectors cannot tell from it; 0 for others."""
+        at = self.at.get(path)
+        device = self.parts[at].device if at is not None else -1
+        return self.inside.devices[device].alike if device >= 0 else 0
+
 
 def consumptions(layout: Layout) -> list[tuple[int, int, int]]:
     """Returns the entries that take of others, not of the node's columns, with these and what one unit takes of them."""
