@@ -4,12 +4,26 @@ one."""
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import msgspec
+import yaml
 from aiohttp import web
 
 from .failing_api import FailingServer, Object, error_event, failure, hang_up
+
+
+def write_kubeconfig(path: Path, url: str, **user: Any) -> Path:
+    """Writes the configuration of a client that logs in as a user with these fields."""
+    config = {
+        "current-context": "c",
+        "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
+        "clusters": [{"name": "k", "cluster": {"server": url}}],
+        "users": [{"name": "u", "user": user}],
+    }
+    path.write_text(yaml.safe_dump(config))
+    return path
 
 
 class ScriptedServer(FailingServer):

@@ -26,7 +26,7 @@ from tests.node.fake_plugin import FakePlugin
 from tests.node.loaded_pools import LoadedPools
 from tests.node.machines import pod, write_pod, write_policy, write_sysfs
 from tests.node.recording_runtime import RecordingRuntime
-from tests.node.test_api_server import PODS, write_kubeconfig
+from tests.node.test_api_server import PODS
 
 from moorage.fleet import Fleet, FleetFollower
 from moorage.node import grpc_unix
@@ -37,7 +37,7 @@ from moorage.node.state_file import StateFile
 from moorage_testkit import node_assets
 from moorage_testkit.mesh import Mesh
 from moorage_testkit.polling import until
-from moorage_testkit.scripted_api import ScriptedServer
+from moorage_testkit.scripted_api import ScriptedServer, write_kubeconfig
 
 from .harness import Figure
 

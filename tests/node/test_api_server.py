@@ -11,7 +11,6 @@ from typing import Any
 import grpc.aio
 import pytest
 import pytest_asyncio
-import yaml
 from aiohttp import web
 
 from moorage.kube.api import Unreachable
@@ -19,7 +18,7 @@ from moorage.node.kube_config import connect
 from moorage.node.node_capacity import capacity_of
 from moorage.qos.messages import AllocatableResource
 from moorage_testkit.polling import until
-from moorage_testkit.scripted_api import ScriptedServer
+from moorage_testkit.scripted_api import ScriptedServer, write_kubeconfig
 
 from .fake_plugin import FakePlugin
 from .machines import pod, write_policy
@@ -46,17 +45,6 @@ class Server(ScriptedServer):
             self.patches.append((path, json.loads(await request.read())))
             return web.json_response({})
         return await super().other(request, path)
-
-
-def write_kubeconfig(path: Path, url: str, **user: Any) -> Path:
-    config = {
-        "current-context": "c",
-        "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
-        "clusters": [{"name": "k", "cluster": {"server": url}}],
-        "users": [{"name": "u", "user": user}],
-    }
-    path.write_text(yaml.safe_dump(config))
-    return path
 
 
 @pytest_asyncio.fixture

@@ -6,14 +6,12 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 from aiohttp import web
 
 from moorage.kube import Unreachable, connect
-from moorage_testkit.scripted_api import ScriptedServer
+from moorage_testkit.scripted_api import ScriptedServer, write_kubeconfig
 
 _IMPORTS = """
 import asyncio, sys
@@ -48,19 +46,8 @@ class _Server(ScriptedServer):
         return web.json_response({})
 
 
-def _kubeconfig(path: Path, url: str, **user: Any) -> str:
-    config = {
-        "current-context": "c",
-        "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
-        "clusters": [{"name": "k", "cluster": {"server": url}}],
-        "users": [{"name": "u", "user": user}],
-    }
-    path.write_text(yaml.safe_dump(config))
-    return str(path)
-
-
 def test_the_library_is_imported_in_part_and_can_be_imported_whole(tmp_path: Path) -> None:
-    kubeconfig = _kubeconfig(tmp_path / "config", "http://127.0.0.1:1", token="secret")
+    kubeconfig = str(write_kubeconfig(tmp_path / "config", "http://127.0.0.1:1", token="secret"))
     command = [sys.executable, "-c", _IMPORTS, kubeconfig]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     modules, whole = done.stdout.splitlines()
@@ -82,7 +69,7 @@ async def test_a_login_by_a_token_and_one_by_a_program(tmp_path: Path) -> None:
     }
     for user, token in (({"token": "secret"}, "secret"), ({"exec": program}, "made")):
         async with _Server() as server:
-            api = await connect(_kubeconfig(tmp_path / "config", server.url, **user))
+            api = await connect(str(write_kubeconfig(tmp_path / "config", server.url, **user)))
             await api.call("GET", "/version")
             await api.close()
         assert server.authorizations == [f"Bearer {token}"]
