@@ -48,12 +48,7 @@ class Stack:
 
     def up(self) -> None:
         """Starts the stack with the commands that compose.yaml names."""
-        command = "up", "-d", "--wait", "--wait-timeout", "180"
-        try:
-            self.compose(*command)
-        except RuntimeError:
-            # Where the disk is slow, a worker may lose its lease, end and be started again, which `--wait` takes for a failure.
-            self.compose(*command)
+        self.compose("up", "-d", "--wait", "--wait-timeout", "180")
         self.token = self.compose("exec", "-T", "gateway", "cat", "/run/moorage/token").strip()
 
     def containers(self) -> dict[str, dict[str, Any]]:
