@@ -244,7 +244,7 @@ async def test_every_field_of_the_documented_example(cluster: MachineCluster, na
         machine = cluster.get_machine("general-machine")
         assert statuses(machine) == {"Ready": "True", "CapacityShort": "False", "NodesHealthy": "True"}
 
-        # What it makes.
+        # The objects that the Machine makes.
         name = "compute-xlarge-general-machine"
         assert_as_documented(SERVICE, cluster.call("GET", f"/api/v1/namespaces/{NAMESPACE}/services/{name}"))
         assert_as_documented(

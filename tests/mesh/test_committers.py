@@ -240,7 +240,7 @@ async def test_a_reassignment_and_a_decision_of_one_group_are_separate_commits(n
 async def test_a_decision_stays_as_it_is_while_a_settlement_of_its_cluster_comes_first(
     nats: NatsServer, bus: Bus
 ) -> None:
-    """What it is decided from changes with the settlement, but most often its room is still there."""
+    """The settlement changes the state that the decision was made from, but most often its room is still there."""
     party = await CommitterHarness(nats, scarce).open()
     await party.commit(pod_on("g"))
     moved = Settlement(cluster="lab/c-0", epoch="", slots={"claim-g": pod_on("g", at="n-1").claims[0].slots})

@@ -158,7 +158,7 @@ async def test_a_follower_can_start_before_the_inventory(redis: RedisServer) -> 
 async def test_what_redis_keeps_does_not_grow_with_what_came_and_went(
     redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the changes the newest are kept, about a hundred more than the bound at most; of all else only what is there now."""
+    """The newest changes are kept, at most about a hundred beyond the bound; all other keys are of what is there now."""
     monkeypatch.setattr(redis_store, "STREAM_LENGTH", 200)
     writer, store = writer_of({"p/a": nodes()}), FleetStore(redis.url)
     await store.rewrite(1, 1, writer)

@@ -29,7 +29,7 @@ def library() -> Library:
         except (ImportError, AttributeError):
             pass
         finally:
-            # Whoever imports the library gets it whole.
+            # A later import of the library gets all of it.
             for name in [name for name in sys.modules if name == _NAME or name.startswith(f"{_NAME}.")]:
                 del sys.modules[name]
     from kubernetes_asyncio import client, config

@@ -459,7 +459,7 @@ class _States:
     def key(self, i: int, search: _Search) -> object:
         if search.has_devices:
             return self._key_of_all(i, search)
-        # What the parts have is what they had at first, but for those that were taken.
+        # Only parts that were taken have other amounts than at first.
         room, first = search.room, self._problem.room
         changed: dict[object, int] = {}
         taken = dict(search.taken_before(i))

@@ -1,4 +1,4 @@
-"""Whatever pods were given, they have it after all state is lost: plugins take over what records and annotations tell."""
+"""Pods keep what they were given after all state is lost: plugins take it over from records and annotations."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def _narrowed(shape: Shape, others: dict[str, PropertySelector], fleet: Fleet, l
     ]
     if groups == shape.groups:
         return shape
-    # What is cached by the key is of one selector.
+    # Caches go by the key, so other selectors need another one.
     selectors = msgspec.json.encode([[ask.properties for ask in group.devices] for group in groups])
     key = f"{shape.key}-{hashlib.blake2b(selectors, digest_size=6).hexdigest()}"
     return msgspec.structs.replace(shape, key=key, groups=groups)

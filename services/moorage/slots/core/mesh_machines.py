@@ -170,7 +170,7 @@ def share_of(
             for window in kind.windows
             if (count := _in_cluster(part.windows.get(window.name, {}), cluster))
         )
-        # Of a type that depends on another, more may be given out alone already than there are by now.
+        # The cluster may have given out more slots of a dependent type alone than there are now.
         offline = min(_in_cluster(part.offline, cluster), max(0, here))
         types.append(msgspec.structs.replace(kind, available=here, offline_slots=offline, windows=windows))
     pool = tuple(msgspec.structs.replace(node, cluster="") for node in machine.node_pool if node.cluster == cluster)
