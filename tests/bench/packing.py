@@ -6,8 +6,8 @@ import time
 
 import numpy as np
 
-from moorage.fit.assign import MAX_STEPS
 from moorage.fit.budget import BudgetExceeded
+from moorage.fit.cluster_nodes import MAX_STEPS
 from moorage.fit.hard_packing import pack_hard
 from moorage.fit.packing import PackingProblem, pack
 from moorage_testkit.brute_force import planted_packing

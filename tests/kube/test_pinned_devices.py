@@ -19,7 +19,7 @@ from moorage.kube import Unreachable
 from moorage.model.claims import Claim, IntentRef
 from moorage.model.part_requests import ClassVersion, DeviceAsk
 from moorage.model.slots import DeviceGrant, Slot
-from moorage.patcher.core.device_pins import ClassNeeds
+from moorage.patcher.core.class_needs import ClassNeeds
 from moorage.patcher.core.final_objects import FinalObjects
 from moorage_testkit.control_plane import ControlPlane
 from moorage_testkit.polling import until

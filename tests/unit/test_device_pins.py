@@ -26,7 +26,9 @@ from moorage.model.groups import Revision
 from moorage.model.part_requests import AttributeRelation, ClassVersion, DeviceAsk
 from moorage.model.shapes import Shape, ShapedApp
 from moorage.model.slots import DeviceGrant, Slot, names_parts, own_parts
-from moorage.patcher.core.device_pins import ClassNeeds, DevicePins, class_needs, devices_of
+from moorage.patcher.core.claimed_devices import devices_of
+from moorage.patcher.core.class_needs import ClassNeeds, class_needs
+from moorage.patcher.core.device_pins import DevicePins
 from moorage.patcher.core.final_objects import FinalObjects
 from moorage.podspec import CLASS_OF_NEED, CLASS_OF_PIN, CLASS_UID, PINNED_DEVICES, TEMPLATE_SLOTS
 

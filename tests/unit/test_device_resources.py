@@ -8,7 +8,7 @@ import pytest
 
 from moorage.model.claims import Claim, IntentRef, Slot
 from moorage.model.slots import DeviceGrant
-from moorage.patcher.core.device_pins import ClassNeeds
+from moorage.patcher.core.class_needs import ClassNeeds
 from moorage.patcher.core.final_objects import FinalObjects
 
 GPU, PAGES = "nvidia.com/gpu", "hugepages-1Gi"

@@ -24,7 +24,8 @@ from moorage.model.reports import NodeReport
 from moorage.model.shapes import Shape, ShapedApp
 from moorage.model.slots import Slot
 from moorage.parts.layout import common_layout
-from moorage.patcher.core.device_pins import DevicePins, class_needs
+from moorage.patcher.core.class_needs import class_needs
+from moorage.patcher.core.device_pins import DevicePins
 from moorage.podspec import CLASS_OF_PIN, PIN_PREFIX, PINNED_DEVICES
 from moorage.podspec.extended_resources import extended_needs
 from moorage_testkit.fleets import fleet_of, node

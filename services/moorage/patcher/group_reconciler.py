@@ -15,8 +15,8 @@ from moorage.telemetry import HANDLED, Handled, tracing
 
 from .action_fanout import ActionFanout
 from .agent_api import AgentApi
+from .core.claimed_devices import pins_by_claim
 from .core.desired_state import confined_pods, held_pods, nodes_of, parts_of, ready_pods
-from .core.device_pins import pins_by_claim
 from .core.group_status import conclude, runs
 from .events import OWN_PHASES, PhaseEvents
 from .group_queue import GroupQueue

@@ -4,8 +4,9 @@ columns of nodes, and the only code that packs."""
 from __future__ import annotations
 
 from .asked_parts import asks_parts, without_parts
-from .assign import Assigned, Unassigned, assign, keeps_rules, still_fits
+from .assign import assign, keeps_rules, still_fits
 from .cluster_fit import MAX_COMBINED, Fit, by_weight, unsupported_reason
+from .cluster_nodes import Assigned, Unassigned
 from .combinations import combinations, grants_of, needs_by_weight
 from .conflicts import ConflictCache, conflicts, envelope
 from .explain import Rejection, Shortage, explain, largest_shortage

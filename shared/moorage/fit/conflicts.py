@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from moorage.collections import LruDict
 from moorage.model.shapes import Shape
 
-from .assign import Unassigned, assign
+from .assign import assign
 from .cluster_fit import changed_clusters, merge_changed, rows_of_clusters, unsupported_reason
+from .cluster_nodes import Unassigned
 from .node_filter import eligible
 from .protocols import Amounts, Ids, Mask, Rows
 from .shared_slots import several_types

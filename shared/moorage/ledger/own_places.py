@@ -14,7 +14,7 @@ from itertools import product
 import msgspec
 
 from moorage.fit import Assigned, PackingSolutions, Unassigned, assign, keeps_rules
-from moorage.fit.assign import parts_serve
+from moorage.fit.cluster_nodes import parts_serve
 from moorage.fleet import Fleet
 from moorage.model.candidates import OwnClaim
 from moorage.model.shapes import Shape, on_nodes

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from moorage.fit import PackingSolutions, Unassigned
 from moorage.fit.asked_parts import asks_parts
-from moorage.fit.assign import pod_requests
 from moorage.fit.budget import BudgetExceeded
 from moorage.fit.cluster_fit import pods_per_row
+from moorage.fit.cluster_nodes import pod_requests
 from moorage.fit.inner_nodes import InnerNodes
 from moorage.fit.node_filter import eligible, other_host, with_label
 from moorage.fleet import Fleet

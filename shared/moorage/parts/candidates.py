@@ -6,7 +6,7 @@ that are alike together.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,12 +16,11 @@ from moorage.parsing import CAPACITY_MAX
 
 from .alike_trees import alike
 from .candidate_parts import Cells, SharedParts
+from .conditions import Choice, Rows, choices_of, has_any, meets_conditions, possible_trees
 from .forest import POOLS, Forest
-from .properties import meets
-from .request import INTERNAL, NAMELESS, Group, Request
+from .request import INTERNAL, NAMELESS, Request
 from .solver import Budget, Problem, Slot, Subtree, assignments_in_steps
 
-Rows = NDArray[np.int64]
 #: Trees that are compared at a time: few at first, for most requests ask for few candidates.
 _CHUNKS = (16, 128, 1024)
 #: Rows are looked up one by one where they are fewer than one of so many.
@@ -66,15 +65,6 @@ class Round(NamedTuple):
         return Round(self.anchors[:count], self.which[:count], self.patterns)
 
 
-class _Choice(NamedTuple):
-    """The parts of all trees that can meet a group, or give one class of the nameless group."""
-
-    suffix: str
-    resources: Mapping[str, int]
-    rows: Rows  # ascending
-    shared: tuple[int, ...]  # those of them that serve other trees
-
-
 def candidates(
     forest: Forest, request: Request, budget: Budget, one_part_a_tree: bool = False, start: float = 0.0
 ) -> Iterator[Candidate]:
@@ -101,11 +91,11 @@ def candidate_rounds(
     forest: Forest, request: Request, budget: Budget, one_part_a_tree: bool = False, start: float = 0.0
 ) -> Iterator[Round | None]:
     """Yields candidates of many trees at a time, otherwise as `candidates_in_steps`."""
-    choices = yield from _choices(forest, request)
+    choices = yield from choices_of(forest, request)
     if choices is None:
         return
     serving = forest.sharing_with() if any(choice.shared for choice in choices) else {}
-    anchors = yield from _anchors(forest, request, choices, serving)
+    anchors = yield from possible_trees(forest, request, choices, serving)
     if not len(anchors):
         return
     anchors = np.roll(anchors, -int(start * len(anchors)))
@@ -212,145 +202,6 @@ class _Kind:
                 return
 
 
-def _choices(forest: Forest, request: Request) -> Generator[None, None, list[_Choice] | None]:
-    found: list[_Choice] = []
-    sharing = forest.sharing()
-    known: dict[object, Rows] = {}
-    for suffix, group in request.groups.items():
-        if suffix != NAMELESS:
-            parts = {NAMELESS: group.resources}
-        elif group.resources:
-            parts = {name: {name: amount} for name, amount in group.resources.items()}
-        else:
-            continue  # it only limits the trees
-        tree = _root_of(forest, group.in_tree)
-        for resources in parts.values():
-            asked = tuple(sorted(resources.items())), group._replace(resources={})[1:], suffix == NAMELESS
-            if asked not in known:
-                rows = _rows_with(forest, resources)
-                rows = rows[_conditions(forest, group, rows, spread=suffix == NAMELESS)]
-                known[asked] = rows[forest.root[rows] == tree] if tree is not None else rows
-                yield
-            rows = known[asked]
-            if not len(rows):
-                return None
-            shared: tuple[int, ...] = ()
-            if len(sharing) and not (suffix == NAMELESS and tree is not None):
-                shared = tuple(rows[np.isin(rows, sharing)].tolist())
-                if suffix == NAMELESS and group.member_of:
-                    shared = tuple(row for row in shared if _is_member(forest, group, row))
-            found.append(_Choice(suffix, resources, rows, shared))
-    return found
-
-
-def _root_of(forest: Forest, part: str | None) -> int | None:
-    if part is None:
-        return None
-    row = forest.rows.get(part)
-    return int(forest.root[row]) if row is not None else -2  # no tree
-
-
-def _rows_with(forest: Forest, resources: Mapping[str, int]) -> Rows:
-    """Returns the rows that have room for all amounts."""
-    mask: NDArray[np.bool_] | None = None
-    for name, amount in resources.items():
-        columns = forest.classes.get(name)
-        if columns is None:
-            return np.empty(0, np.int64)
-        rows = columns.with_room(amount)
-        rows = rows[~forest.disabled[rows]]
-        if mask is not None:
-            rows = rows[mask[rows]]
-        mask = np.zeros(forest.n, np.bool_)
-        mask[rows] = True
-    if mask is None:
-        mask = (forest.root[: forest.n] >= 0) & ~forest.disabled[: forest.n]
-    return np.flatnonzero(mask).astype(np.int64)
-
-
-def _conditions(forest: Forest, group: Group, rows: Rows, spread: bool) -> NDArray[np.bool_]:
-    """Tells which rows meet the group's traits and aggregates. Required traits of a group that is spread are met together."""
-    ok = np.ones(len(rows), np.bool_)
-    required = () if spread else group.required
-    if required or group.forbidden:
-        fits = forest.traits.where(
-            ("traits", required, group.forbidden),
-            lambda traits: all(any_of & traits for any_of in required) and not group.forbidden & traits,
-        )
-        ok &= fits[forest.trait_set[rows]]
-    if group.properties and not meets(frozenset(), group.properties):
-        ok[:] = False  # made parts have no properties
-    if group.member_of:
-        member = _members(forest, group.member_of)
-        found = member[forest.aggregate_set[rows]]
-        if spread:
-            found = found | member[forest.aggregate_set[forest.root[rows]]]
-        ok &= found
-    if group.not_member_of:
-        bad = _members(forest, (group.not_member_of,))
-        ok &= ~bad[forest.aggregate_set[rows]]
-        if spread:
-            ok &= ~bad[forest.aggregate_set[forest.root[rows]]]
-    return ok
-
-
-def _members(forest: Forest, member_of: tuple[frozenset[str], ...]) -> NDArray[np.bool_]:
-    return forest.aggregates.where(("in", member_of), lambda names: all(any_of & names for any_of in member_of))
-
-
-def _is_member(forest: Forest, group: Group, row: int) -> bool:
-    return bool(_members(forest, group.member_of)[forest.aggregate_set[row]])
-
-
-def _anchors(
-    forest: Forest, request: Request, choices: list[_Choice], serving: Mapping[int, set[int]]
-) -> Generator[None, None, Rows]:
-    """Returns the roots of the trees where each choice has a part at least, in the order of the trees."""
-    n = forest.n
-    mask = (forest.root[:n] == np.arange(n)) & ~forest.disabled[:n]
-    if request.root_required or request.root_forbidden:
-        fits = forest.traits.where(
-            ("traits", request.root_required, request.root_forbidden),
-            lambda traits: all(s & traits for s in request.root_required) and not request.root_forbidden & traits,
-        )
-        mask &= fits[forest.trait_set[:n]]
-    if request.root_member_of:
-        mask &= _members(forest, request.root_member_of)[forest.aggregate_set[:n]]
-    if request.root_not_member_of:
-        mask &= ~_members(forest, (request.root_not_member_of,))[forest.aggregate_set[:n]]
-    nameless = request.groups.get(NAMELESS)
-    if nameless is not None and nameless.not_member_of:
-        mask &= ~_members(forest, (nameless.not_member_of,))[forest.aggregate_set[:n]]
-    for choice in {id(choice.rows): choice for choice in choices}.values():
-        here = np.zeros(n, np.bool_)
-        here[forest.root[choice.rows]] = True
-        for served in {id(served): served for served in map(serving.__getitem__, choice.shared)}.values():
-            here[list(served)] = True
-        mask &= here
-        yield
-    if nameless is not None and not nameless.resources:
-        mask &= _meets_in_one_part(forest, nameless)
-    found = np.flatnonzero(mask)
-    order = forest.order[found]
-    return found if (order[1:] >= order[:-1]).all() else found[np.argsort(order, kind="stable")]
-
-
-def _meets_in_one_part(forest: Forest, group: Group) -> NDArray[np.bool_]:
-    """Marks the roots of trees with a part that meets all conditions of a group without resources."""
-    rows = _rows_with(forest, {})
-    rows = rows[_conditions(forest, group, rows, spread=False)]
-    if (tree := _root_of(forest, group.in_tree)) is not None:
-        rows = rows[forest.root[rows] == tree]
-    mask = np.zeros(forest.n, np.bool_)
-    mask[forest.root[rows]] = True
-    return mask
-
-
-def _has_any(forest: Forest, names: frozenset[str]) -> NDArray[np.bool_]:
-    """Tells, by set of traits, whether it has one of these."""
-    return forest.traits.where(("any", names), lambda traits: not names.isdisjoint(traits))
-
-
 class _Solver:
     """Makes the problem of one tree and translates its assignments."""
 
@@ -358,7 +209,7 @@ class _Solver:
         self,
         forest: Forest,
         request: Request,
-        choices: list[_Choice],
+        choices: list[Choice],
         serving: Mapping[int, set[int]],
         budget: Budget,
     ) -> None:
@@ -410,9 +261,9 @@ class _Solver:
         if self._subtrees:
             found.append(forest.leave[rows] - rows)
         for any_of in self._together:
-            found.append(_has_any(forest, any_of)[forest.trait_set[rows]].astype(np.int64))
+            found.append(has_any(forest, any_of)[forest.trait_set[rows]].astype(np.int64))
         if self._witness is not None:
-            found.append(_conditions(forest, self._witness, rows, spread=False).astype(np.int64))
+            found.append(meets_conditions(forest, self._witness, rows, spread=False).astype(np.int64))
         return found
 
     def _contended_amounts(self) -> list[tuple[str, int]]:
@@ -464,7 +315,7 @@ class _Solver:
         for found in assignments_in_steps(problem, self.budget):
             yield None if found is None else self._pattern(anchor, found)
 
-    def _rows_in_tree(self, choice: _Choice, anchor: int) -> tuple[list[int], list[int]]:
+    def _rows_in_tree(self, choice: Choice, anchor: int) -> tuple[list[int], list[int]]:
         """Returns the parts of a choice that a tree may take: its own, and those of others that serve it."""
         end = int(self.forest.leave[anchor])
         first, last = choice.rows.searchsorted((anchor, end))
@@ -508,7 +359,7 @@ class _Solver:
     def _first_witness(self, anchor: int) -> int:
         assert self._witness is not None
         rows = np.arange(anchor, int(self.forest.leave[anchor]), dtype=np.int64)
-        return int(rows[_conditions(self.forest, self._witness, rows, spread=False)][0])
+        return int(rows[meets_conditions(self.forest, self._witness, rows, spread=False)][0])
 
     def is_new(self, found: Candidate, seen: set[tuple[object, ...]]) -> bool:
         """Tells whether no other tree gave the same. Only a candidate with a part that serves other trees can be equal to another."""

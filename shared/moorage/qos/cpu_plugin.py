@@ -5,15 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-import msgspec
-
-from moorage.model.base import Model
 from moorage.model.object_names import CLAIM
 
 from .bound_zones import roles_by_zone
 from .cpu_choice import NotEnoughCpus, take_cpus
 from .cpu_hints import cpu_hints
-from .cpu_pools import CPU, CpuEntry, CpuPools, configured_pools, refused
+from .cpu_pools import CPU, CpuEntry, CpuPools, refused
 from .cpusets import format_cpuset, parse_cpuset
 from .messages import (
     AllocatableResource,
@@ -35,14 +32,7 @@ from .messages import (
 )
 from .node_policy import RoleSpec
 from .pod_answers import adoption_order, requests_of
-from .state_file import BadState, seal, unseal
 from .topology_hints import Hint
-
-
-class _State(Model, kw_only=True):
-    pod_entries: dict[str, dict[str, CpuEntry]] = {}
-    pools: dict[str, str] = {}
-    configured: dict[str, str] = {}
 
 
 class CpuPlugin(CpuPools):
@@ -285,58 +275,7 @@ class CpuPlugin(CpuPools):
             for zone, count in self._per_zone(cpus).items()
         )
 
-    # --- state
-
-    def encode(self) -> bytes:
-        free = self.free()
-        return seal(
-            {
-                "machineState": {
-                    str(zone): {
-                        "reserved_cpuset": format_cpuset(cpus & self.policy.reserved_cpus),
-                        "allocated_cpuset": format_cpuset(cpus & self._exclusive),
-                        "default_cpuset": format_cpuset(cpus & free),
-                    }
-                    for zone, cpus in sorted(self.machine.cpus.numas.items())
-                },
-                "pod_entries": self.entries,
-                "pools": {name: format_cpuset(pool.cpus) for name, pool in self._pools.items()},
-                "configured": {
-                    name: format_cpuset(pool.cpus) for name, pool in configured_pools(self.policy, self.machine).items()
-                },
-            }
-        )
-
-    def restore(self, content: bytes) -> None:
-        found = unseal(content)
-        try:
-            state = msgspec.convert(
-                {
-                    "podEntries": found.get("pod_entries", {}),
-                    "pools": found.get("pools", {}),
-                    "configured": found.get("configured", {}),
-                },
-                _State,
-            )
-            own = [parse_cpuset(e.own) for cs in state.pod_entries.values() for e in cs.values()]
-            for containers in state.pod_entries.values():
-                for entry in containers.values():
-                    parse_cpuset(entry.cpus), parse_cpuset(entry.nodes)
-            pools = {name: parse_cpuset(cpus) for name, cpus in state.pools.items()}
-        except (msgspec.ValidationError, ValueError) as error:
-            raise BadState(f"the state of the CPUs is not of the expected form: {error}") from None
-        taken = 0
-        for cpus in own:
-            if cpus & taken or cpus & ~self.machine.cpus.all:
-                raise BadState("the state gives CPUs twice, or some that this machine does not have")
-            taken |= cpus
-        self.entries = state.pod_entries
-        configured = configured_pools(self.policy, self.machine)
-        same = {name: format_cpuset(pool.cpus) for name, pool in configured.items()} == state.configured
-        if same and pools.keys() == configured.keys():
-            configured = {name: pool._replace(cpus=pools[name]) for name, pool in configured.items()}
-        self._pools = configured
-        self._count_exclusive()
+    # --- after a restart without state
 
     def adopt(self, pods: Mapping[str, PodSpec], allocations: PodAllocations) -> list[str]:
         problems = []

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import msgspec
+
 from moorage.model.base import Model
 
 from .bound_zones import open_zones, roles_by_zone
@@ -11,6 +13,7 @@ from .cpusets import format_cpuset, parse_cpuset
 from .machine import Machine
 from .messages import AllocationRefused, ContainerType, Refusal
 from .node_policy import NodePolicy, Pool, RoleSpec
+from .state_file import BadState, seal, unseal
 
 CPU = "cpu"
 DEFAULT_POOL = "default"
@@ -34,6 +37,12 @@ class CpuEntry(Model, kw_only=True):
     @property
     def bound(self) -> int:
         return parse_cpuset(self.nodes)
+
+
+class _State(Model, kw_only=True):
+    pod_entries: dict[str, dict[str, CpuEntry]] = {}
+    pools: dict[str, str] = {}
+    configured: dict[str, str] = {}
 
 
 class CpuPools:
@@ -151,6 +160,57 @@ class CpuPools:
     def _default(self) -> Pool:
         pool = self.policy.pool_of(None)
         return self._pools[pool.name if pool is not None else DEFAULT_POOL]
+
+    def encode(self) -> bytes:
+        free = self.free()
+        return seal(
+            {
+                "machineState": {
+                    str(zone): {
+                        "reserved_cpuset": format_cpuset(cpus & self.policy.reserved_cpus),
+                        "allocated_cpuset": format_cpuset(cpus & self._exclusive),
+                        "default_cpuset": format_cpuset(cpus & free),
+                    }
+                    for zone, cpus in sorted(self.machine.cpus.numas.items())
+                },
+                "pod_entries": self.entries,
+                "pools": {name: format_cpuset(pool.cpus) for name, pool in self._pools.items()},
+                "configured": {
+                    name: format_cpuset(pool.cpus) for name, pool in configured_pools(self.policy, self.machine).items()
+                },
+            }
+        )
+
+    def restore(self, content: bytes) -> None:
+        found = unseal(content)
+        try:
+            state = msgspec.convert(
+                {
+                    "podEntries": found.get("pod_entries", {}),
+                    "pools": found.get("pools", {}),
+                    "configured": found.get("configured", {}),
+                },
+                _State,
+            )
+            own = [parse_cpuset(e.own) for cs in state.pod_entries.values() for e in cs.values()]
+            for containers in state.pod_entries.values():
+                for entry in containers.values():
+                    parse_cpuset(entry.cpus), parse_cpuset(entry.nodes)
+            pools = {name: parse_cpuset(cpus) for name, cpus in state.pools.items()}
+        except (msgspec.ValidationError, ValueError) as error:
+            raise BadState(f"the state of the CPUs is not of the expected form: {error}") from None
+        taken = 0
+        for cpus in own:
+            if cpus & taken or cpus & ~self.machine.cpus.all:
+                raise BadState("the state gives CPUs twice, or some that this machine does not have")
+            taken |= cpus
+        self.entries = state.pod_entries
+        configured = configured_pools(self.policy, self.machine)
+        same = {name: format_cpuset(pool.cpus) for name, pool in configured.items()} == state.configured
+        if same and pools.keys() == configured.keys():
+            configured = {name: pool._replace(cpus=pools[name]) for name, pool in configured.items()}
+        self._pools = configured
+        self._count_exclusive()
 
 
 def refused(code: str, message: str) -> Refusal:

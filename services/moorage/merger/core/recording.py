@@ -9,8 +9,8 @@ import msgspec
 
 from moorage.candidates.choice import MAX_STEPS as CHOICE_STEPS
 from moorage.fit import PackingSolutions
-from moorage.fit.assign import MAX_STEPS as PACKING_STEPS
 from moorage.fit.budget import BudgetExceeded
+from moorage.fit.cluster_nodes import MAX_STEPS as PACKING_STEPS
 from moorage.fleet import Fleet, FleetCopy, copy_of
 from moorage.ledger import Ledger
 from moorage.ledger.records import digest

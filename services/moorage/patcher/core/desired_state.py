@@ -24,8 +24,8 @@ from moorage.parsing.redaction import redact
 from moorage.podspec import diff, has_gate
 from moorage.podspec.slot_views import readable_parts
 
+from .class_needs import class_needs
 from .cluster_apps import AppOnCluster
-from .device_pins import class_needs
 from .final_objects import FinalObjects, is_confined, parts_annotation, preferred_nodes, required_nodes
 
 #: Replies to agents are split into parts below this size; an app alone may be larger.

@@ -7,18 +7,14 @@ classes can, so that a move replaces a device and restarts no pod.
 
 from __future__ import annotations
 
-import hashlib
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
-from moorage.model.claims import Claim, Decision
-from moorage.model.groups import Revision
-from moorage.model.part_requests import AttributeRelation, DeviceAsk, DeviceToleration, PodContainer
-from moorage.model.slots import DeviceGrant, is_claimed, is_of_claim
-from moorage.parsing import format_amount, parse_amount, parse_nanos
+from moorage.model.claims import Claim
+from moorage.model.part_requests import DeviceAsk, DeviceToleration
+from moorage.parsing import format_amount, parse_amount
 from moorage.podspec import (
     CLASS_ALGORITHM,
     CLASS_OF_NEED,
@@ -35,24 +31,12 @@ from moorage.podspec import (
     template_path,
     with_value,
 )
-from moorage.podspec.device_shares import class_of_resource, is_class_resource
-from moorage.podspec.extended_resources import ExtendedNeed, container_uses, extended_needs
+from moorage.podspec.extended_resources import ExtendedNeed
 
-Manifest = dict[str, Any]
+from .claimed_devices import MADE, claimed_of, devices_of, encode, short_hash, slots_of
+from .class_needs import ClassNeeds, Manifest
+
 _GROUP = "resource.k8s.io"
-#: The pod's name for the claim that is made for its needs for devices of classes; no claim of a document is called so.
-MADE = "needs"
-_encode = msgspec.json.Encoder(order="sorted").encode
-
-
-class ClassNeeds(NamedTuple):
-    """The requests of an object's pods by classes: alternatives by need, relations between needs, and the containers of needs.
-    `extended`: needs for devices that DeviceClasses serve where they are there for extended resources."""
-
-    asks: Mapping[str, Sequence[DeviceAsk]]
-    relations: Sequence[AttributeRelation]
-    containers: Mapping[str, set[str]]
-    extended: Mapping[str, ExtendedNeed] = {}
 
 
 class PinnedObjects(NamedTuple):
@@ -60,73 +44,6 @@ class PinnedObjects(NamedTuple):
 
     manifests: list[Manifest]
     added: list[Manifest]
-
-
-def devices_of(claim: Claim) -> dict[str, list[str]]:
-    """Returns the devices of a claim's slots by CLAIM/REQUEST[/ALTERNATIVE]. Needs for devices of classes are requests of a claim
-    that is made for them, with one alternative for each number of devices that pods have."""
-    found: dict[str, dict[str, None]] = {}
-    if not _has_devices(claim):
-        return {}
-    for granted in _claimed_of(claim):
-        for need, grant in granted:
-            found.setdefault(need, {})[grant.part] = None
-    return {need: sorted(devices) for need, devices in sorted(found.items())}
-
-
-def _has_devices(claim: Claim) -> bool:
-    return any(slot.devices for slot in claim.slots)
-
-
-def _claimed_of(claim: Claim) -> list[list[tuple[str, DeviceGrant]]]:
-    """Returns the devices that pods of each slot get by a ResourceClaim, with its request. Alternatives that ask for as many of
-    different classes, or for other shares, are told apart by these."""
-    found: list[list[tuple[str, DeviceGrant]]] = []
-    variants: dict[str, set[str]] = {}
-    for slot in claim.slots:
-        granted = [grant for grant in slot.devices if is_claimed(slot, grant)]
-        counts = Counter(need for need, _ in {(grant.need, grant.part) for grant in granted})
-        needs = [g.need if is_of_claim(g.need) else f"{MADE}/{g.need}/{counts[g.need]}" for g in granted]
-        found.append(list(zip(needs, granted, strict=True)))
-        for need, grant in found[-1]:
-            variants.setdefault(need, set()).add(_variant(grant, granted))
-    several = {need for need, of in variants.items() if len(of) > 1 and need.startswith(f"{MADE}/")}
-    return [
-        [
-            (f"{need}-{_short(_variant(grant, slot.devices))[:6]}" if need in several else need, grant)
-            for need, grant in granted
-        ]
-        for slot, granted in zip(claim.slots, found, strict=True)
-    ]
-
-
-def _variant(grant: DeviceGrant, granted: Iterable[DeviceGrant]) -> str:
-    """Returns what an alternative is besides a number of devices: its class, and what is taken of each device."""
-    amounts = sorted((one.name, one.amount) for one in granted if (one.need, one.part) == (grant.need, grant.part))
-    return f"{grant.resource_class} {amounts}" if len(amounts) > 1 or amounts[0][1] != 1 else grant.resource_class
-
-
-def slots_of(claim: Claim, name: str) -> str:
-    """Returns the slots as the annotation of a template: of each its node, and the devices of the pod's claim `name` by request."""
-    slots = []
-    for slot, granted in zip(claim.slots, _claimed_of(claim), strict=True):
-        devices: dict[str, dict[str, None]] = {}
-        for need, grant in granted:
-            if need.startswith(f"{name}/"):
-                devices.setdefault(need.partition("/")[2], {})[grant.part] = None
-        slots += [{"node": slot.node, "devices": {r: list(found) for r, found in devices.items()}}] * slot.count
-    return _encode(slots).decode()
-
-
-def pins_by_claim(decision: Decision) -> dict[str, str]:
-    """Returns what changes with the devices of claims, by claim, of those that have devices."""
-    found: dict[str, object] = {}
-    for claim in decision.claims:
-        if devices := devices_of(claim):
-            found[claim.id] = [devices, claim.vacated] if claim.vacated else devices
-        elif _has_devices(claim):
-            found[claim.id] = [[slot.node, slot.count, [grant.part for grant in slot.devices]] for slot in claim.slots]
-    return {ident: hashlib.blake2b(_encode(devices), digest_size=8).hexdigest() for ident, devices in found.items()}
 
 
 class DevicePins:
@@ -167,7 +84,7 @@ class DevicePins:
         pinned = {}
         for key, devices_by_request in shared.items():
             original = self._named[key]
-            prefix = f"{PIN_PREFIX}{_short(f'{key[1]}/{key[2]}')}"
+            prefix = f"{PIN_PREFIX}{short_hash(f'{key[1]}/{key[2]}')}"
             by_request = {request: list(found) for request, found in devices_by_request.items()}
             spec, classes = _pinned_spec(original.get("spec") or {}, prefix, by_request, original)
             pinned[key] = {**self._with_holders(original, devices_by_request), "spec": spec}
@@ -193,7 +110,7 @@ class DevicePins:
         if found.get("kind") != "DeviceClass" or not vacated:
             return found
         metadata = found["metadata"]
-        annotations = {**metadata["annotations"], VACATED_DEVICES: _encode(vacated).decode()}
+        annotations = {**metadata["annotations"], VACATED_DEVICES: encode(vacated).decode()}
         return {**found, "metadata": {**metadata, "annotations": annotations}}
 
     def _entry(
@@ -242,7 +159,7 @@ class DevicePins:
         needs = self._needs.get(claim.object, ClassNeeds({}, [], {}))
         names = list(dict.fromkeys(need.split("/")[1] for need in devices))
         request_of = {name: f"need-{i}" for i, name in enumerate(names)}
-        class_of = {need: grant.resource_class for granted in _claimed_of(claim) for need, grant in granted}
+        class_of = {need: grant.resource_class for granted in claimed_of(claim) for need, grant in granted}
         alternatives = {need: _Alternative.of(need, class_of[need], needs, claim) for need in devices}
         requests: list[Manifest] = []
         for name in names:
@@ -272,7 +189,7 @@ class DevicePins:
             slots = slots.replace(f'"{need}/', f'"{request}/of-')
         annotations = {TEMPLATE_SLOTS: slots}
         if shares := _shares(claim, full, alternatives):
-            annotations[TEMPLATE_SHARES] = _encode(shares).decode()
+            annotations[TEMPLATE_SHARES] = encode(shares).decode()
         metadata = {"name": name, "annotations": annotations}
         metadata |= {k: v for k, v in manifest["metadata"].items() if k == "namespace"}
         template_ = {**api, "kind": "ResourceClaimTemplate", "metadata": metadata, "spec": {"spec": pinned}}
@@ -325,7 +242,7 @@ def _shares(
 ) -> dict[str, dict[str, Any]]:
     """Returns what requests for shares of devices take, by request."""
     shares: dict[str, dict[str, Any]] = {}
-    for granted in _claimed_of(claim):
+    for granted in claimed_of(claim):
         for need, grant in granted:
             ask = alternatives[need].ask if need in alternatives else None
             if ask is not None and ask.share:
@@ -384,90 +301,6 @@ def _claiming(container: Manifest, request_of: Mapping[str, str], containers: Ma
     return {**container, "resources": {**resources, "claims": [*(resources.get("claims") or ()), *entries]}}
 
 
-def without_classes(manifest: Manifest) -> Manifest:
-    """Returns the object without the classes that its containers request as resources, which no API server knows."""
-    found = template(manifest)
-    if found is None or not any(of for _, of in _class_resources(found)):
-        return manifest
-    spec = dict(found["spec"])
-    for field in ("containers", "initContainers"):
-        if spec.get(field):
-            spec[field] = [_without_classes(container) for container in spec[field]]
-    changed: Manifest = with_value(manifest, template_path(manifest) or (), {**found, "spec": spec})
-    return changed
-
-
-def _without_classes(container: Manifest) -> Manifest:
-    resources = dict(container.get("resources") or {})
-    for field in ("requests", "limits"):
-        if resources.get(field):
-            resources[field] = {k: v for k, v in resources[field].items() if not is_class_resource(k)}
-    return {**container, "resources": resources} if resources else container
-
-
-def _class_resources(pod_template: Manifest) -> Iterator[tuple[str, set[str]]]:
-    """Yields the classes that each container requests as resources."""
-    spec = pod_template.get("spec") or {}
-    for container in [*(spec.get("containers") or ()), *(spec.get("initContainers") or ())]:
-        resources = container.get("resources") or {}
-        names = {*(resources.get("requests") or ()), *(resources.get("limits") or ())}
-        yield str(container.get("name", "")), set(map(class_of_resource, filter(is_class_resource, names)))
-
-
-def _containers_of_classes(pod_template: Manifest) -> dict[str, frozenset[str]]:
-    """Returns the containers that request classes as resources, by need: each that runs beside the others has its own."""
-    spec = pod_template.get("spec") or {}
-    containers: list[PodContainer] = []
-    for field in ("initContainers", "containers"):
-        for one in spec.get(field) or ():
-            resources = one.get("resources") or {}
-            given = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
-            asked = {name: parse_nanos(str(n)) for name, n in given.items() if is_class_resource(name)}
-            init, sidecar = field == "initContainers", one.get("restartPolicy") == "Always"
-            containers.append(PodContainer(name=str(one.get("name", "")), init=init, sidecar=sidecar, requests=asked))
-    found: dict[str, frozenset[str]] = {}
-    for resource in {name for one in containers for name in one.requests}:
-        uses, name = container_uses(containers, resource), class_of_resource(resource)
-        if len(uses) > 1:
-            found |= {f"{name}.{use.container}": use.containers for use in uses}
-        else:
-            found[name] = frozenset(one.name for one in containers if one.requests.get(resource))
-    return found
-
-
-def class_needs(revision: Revision, app: str, manifests: Sequence[Manifest]) -> dict[str, ClassNeeds]:
-    """Returns what the pods of an app ask for by classes, by object."""
-    templates = {object_key(m): of for m in manifests if (of := template(m)) is not None}
-    found: dict[str, ClassNeeds] = {}
-    for shape in next((one.shapes for one in revision.apps if one.name == app), ()):
-        asks = {g.suffix: g.devices for g in shape.groups if g.devices and not is_of_claim(g.suffix)}
-        needs = extended_needs(shape.containers, shape.resources)
-        extended = {need.name: need for need in needs if need.name not in asks}
-        if asks or extended:
-            relations = [r for r in shape.relations if isinstance(r, AttributeRelation)]
-            containers = _containers(revision, app, shape.object)
-            for need, users in _containers_of_classes(templates.get(shape.object, {})).items():
-                containers.setdefault(need if need in asks else f"{need}.manifest", set()).update(users)
-            containers |= {name: set(need.containers) for name, need in extended.items()}
-            found[shape.object] = ClassNeeds(asks, relations, containers, extended)
-    return found
-
-
-def _containers(revision: Revision, app: str, obj: str) -> dict[str, set[str]]:
-    """Returns the containers that needs are for, by their names."""
-    found: dict[str, set[str]] = {}
-    for intent in revision.intents:
-        spec = intent.read()
-        for consumer in spec.get("consumers") or () if spec.get("app") == app else ():
-            of = consumer.get("object") or {}
-            if f"{of.get('kind')}/{of.get('name')}" != obj or not consumer.get("container"):
-                continue
-            for need in consumer.get("needs") or ():
-                classes = [c.get("class", "") for c in need.get("oneOf") or ()] or [need.get("class", "")]
-                found.setdefault(need.get("name") or "-or-".join(classes), set()).add(consumer["container"])
-    return found
-
-
 def _pinned_spec(
     spec: Manifest, prefix: str, devices: Mapping[str, list[str]], original: Manifest
 ) -> tuple[Manifest, list[Manifest]]:
@@ -480,7 +313,7 @@ def _pinned_spec(
         name = _pin_name(prefix, need)
         annotations = {
             CLASS_OF_PIN: str(ask.get("deviceClassName", "")),
-            PINNED_DEVICES: _encode(devices[need]).decode(),
+            PINNED_DEVICES: encode(devices[need]).decode(),
         }
         classes.append(
             {
@@ -538,7 +371,3 @@ def _is_of_devices(manifest: Manifest) -> bool:
 def _key(manifest: Manifest) -> tuple[str, str, str]:
     metadata = manifest.get("metadata") or {}
     return str(manifest.get("kind", "")), str(metadata.get("namespace") or "default"), str(metadata.get("name", ""))
-
-
-def _short(text: str) -> str:
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

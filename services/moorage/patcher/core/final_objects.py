@@ -29,7 +29,8 @@ from moorage.podspec import (
 )
 from moorage.podspec.slot_views import readable_parts
 
-from .device_pins import ClassNeeds, DevicePins, without_classes
+from .class_needs import ClassNeeds, without_classes
+from .device_pins import DevicePins
 from .device_resources import with_device_resources
 from .slot_devices import with_slot_devices
 
