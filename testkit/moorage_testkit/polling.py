@@ -11,7 +11,7 @@ T = TypeVar("T")
 #: Seconds between two looks: what one takes, within these.
 PAUSE, LONGEST_PAUSE = 0.05, 0.5
 #: A busy machine may need so many seconds for what takes a moment on a quiet one. What has to be quick is timed by its test.
-LEAST = 30.0
+LEAST = 60.0
 
 
 async def until(condition: Callable[[], bool], seconds: float = 40, what: str = "") -> None:

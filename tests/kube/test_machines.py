@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-import time
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
@@ -18,6 +17,7 @@ from moorage.kube import connect
 from moorage.machine_groups import read
 from moorage.machine_groups.cluster import ClusterMachines
 from moorage.machine_groups.names import (
+    DOMAIN,
     GROUP_VERSION,
     MACHINE_GROUP,
     MACHINE_TYPE,
@@ -95,18 +95,25 @@ def clean(cluster: MachineCluster) -> None:
         for plural in plurals:
             for obj in cluster.call("GET", f"/apis/{kind}/namespaces/{TEAM}/{plural}")["items"]:
                 cluster.delete(f"/apis/{kind}/namespaces/{TEAM}/{plural}/{obj['metadata']['name']}")
-    for _ in range(100):
+
+    def is_clean() -> bool:
         for found in cluster.call("GET", f"/apis/{GROUP_VERSION}/machines")["items"]:
-            cluster.delete(f"/apis/{GROUP_VERSION}/machines/{found['metadata']['name']}")
+            with contextlib.suppress(Refused):  # it is gone
+                cluster.delete(f"/apis/{GROUP_VERSION}/machines/{found['metadata']['name']}")
         pods = cluster.pods(TEAM) + cluster.pods(NAMESPACE)
         for pod in pods:
             with contextlib.suppress(Refused):
                 cluster.delete_pod(pod["metadata"]["namespace"], pod["metadata"]["name"])
-        marked = [n for n in cluster.call("GET", "/api/v1/nodes")["items"] if NODE_POOL in n["metadata"]["labels"]]
-        if not pods and not marked:
-            return
-        time.sleep(0.1)
-    raise AssertionError("the cluster is not clean")
+        return not pods and not any(is_marked(cluster, name) for name in NODES)
+
+    until(is_clean, 60)
+
+
+def is_marked(cluster: MachineCluster, name: str) -> bool:
+    """Returns whether a Node has labels, annotations or taints of Machines."""
+    node = cluster.call("GET", f"/api/v1/nodes/{name}")
+    meta = node["metadata"]
+    return DOMAIN in str((meta["labels"], meta.get("annotations"), node["spec"].get("taints")))
 
 
 def offline(slots: int, available: int | None = None, **spec: Any) -> dict[str, Any]:
@@ -144,7 +151,8 @@ async def usage(
 async def test_slots_are_held_and_given_to_guests(cluster: MachineCluster, ready: None) -> None:
     cluster.machine(the_machine())
     await usage(cluster, 3, 3, 0, 0)
-    assert cluster.conditions("g") == {"Ready": "True", "CapacityShort": "False", "NodesHealthy": "True"}
+    good = {"Ready": "True", "CapacityShort": "False", "NodesHealthy": "True"}
+    await settled(lambda: cluster.conditions("g") == good, 30, "all is well")
     for i in range(2):
         cluster.pod(TEAM, f"guest-{i}", GUEST)
     await usage(cluster, 3, 1, 2, 0)
@@ -176,15 +184,21 @@ async def test_the_objects_of_a_machine(cluster: MachineCluster, ready: None) ->
     await usage(cluster, 2, 2, 0, 0)
     found = cluster.call("GET", f"{SETS}/a-g")
     assert found["spec"]["serviceName"] == "a-g" and found["spec"]["podManagementPolicy"] == "Parallel"
-    service = cluster.call("GET", f"/api/v1/namespaces/{NAMESPACE}/services/a-g")
-    assert service["spec"]["clusterIP"] == "None"
-    pool = cluster.call("GET", f"/apis/{GROUP_VERSION}/machinenodepools/g-node-pool")
+    service_path = f"/api/v1/namespaces/{NAMESPACE}/services/a-g"
+    await settled(lambda: cluster.find(service_path), 30, "its Service is made")
+    assert cluster.call("GET", service_path)["spec"]["clusterIP"] == "None"
+    path = f"/apis/{GROUP_VERSION}/machinenodepools/g-node-pool"
+
+    def pool_conditions() -> dict[str, str]:
+        pool = cluster.find(path) or {}
+        return {n["name"]: n["condition"] for n in (pool.get("status") or {}).get("nodePool") or ()}
+
+    await settled(
+        lambda: pool_conditions() == {"m0": "Ready", "m1": "Ready", "m2": "Maintenance"}, 30, "Nodes are told"
+    )
+    pool = cluster.call("GET", path)
     assert pool["spec"]["machineTypeStock"] == [{"name": "a"}] and pool["spec"]["machineGroup"] == "g"
-    assert {n["name"]: n["condition"] for n in pool["status"]["nodePool"]} == {
-        "m0": "Ready",
-        "m1": "Ready",
-        "m2": "Maintenance",
-    }
+    await settled(lambda: is_marked(cluster, "m0"), 30, "Nodes are marked")  # in one request each
     node = cluster.call("GET", "/api/v1/nodes/m0")
     assert node["metadata"]["labels"][NODE_POOL] == "ready"
     assert node["metadata"]["labels"]["imperator.tenzen-y.io/a"] == "g"
@@ -192,16 +206,13 @@ async def test_the_objects_of_a_machine(cluster: MachineCluster, ready: None) ->
     taints = {t["key"]: t["value"] for t in node["spec"]["taints"]}
     assert taints == {"imperator.tenzen-y.io/a": "g", NODE_POOL: "ready"}
     # An edit of what is derived is put back.
-    cluster.patch(f"/apis/{GROUP_VERSION}/machinenodepools/g-node-pool", {"spec": {"machineTypeStock": []}})
-    await settled(
-        lambda: cluster.call("GET", f"/apis/{GROUP_VERSION}/machinenodepools/g-node-pool")["spec"]["machineTypeStock"]
-    )
+    cluster.patch(path, {"spec": {"machineTypeStock": []}})
+    await settled(lambda: cluster.call("GET", path)["spec"]["machineTypeStock"] == [{"name": "a"}])
     # Deleting it cleans the Nodes and waits for no guest.
     cluster.pod(TEAM, "guest", GUEST)
     await usage(cluster, 2, 1, 1, 0)
     cluster.delete(f"/apis/{GROUP_VERSION}/machines/g")
-    await settled(lambda: "taints" not in cluster.call("GET", "/api/v1/nodes/m0")["spec"], 20, "Nodes are cleaned")
-    assert NODE_POOL not in cluster.call("GET", "/api/v1/nodes/m0")["metadata"]["labels"]
+    await settled(lambda: not any(is_marked(cluster, name) for name in NODES), 30, "Nodes are cleaned")
     assert len(cluster.bound(TEAM)) == 1
     await settled(lambda: cluster.find(f"{SETS}/a-g") is None, 20, "its objects go")
 
@@ -227,10 +238,10 @@ async def test_slots_and_hand_overs_are_measured(cluster: MachineCluster, ready:
     await usage(cluster, 3, 2, 1, 0)
     states = {"reserved": 2, "granted": 0, "used": 1, "short": 0}
     labelled = {f'moorage_machines_slots{{machine="g/a",state="{state}"}}': count for state, count in states.items()}
-    await settled(lambda: {name: metric(name) for name in labelled} == labelled, 10)
-    assert metric("moorage_machines_handover_seconds_count") == before + 1
-    assert metric('moorage_machines_admission_seconds_count{outcome="allowed"}') >= 2
-    assert metric('moorage_machines_writes_total{kind="open"}') >= 1
+    await settled(lambda: {name: metric(name) for name in labelled} == labelled, 30)
+    await settled(lambda: metric("moorage_machines_handover_seconds_count") == before + 1, 30)
+    await settled(lambda: metric('moorage_machines_admission_seconds_count{outcome="allowed"}') >= 2, 30)
+    await settled(lambda: metric('moorage_machines_writes_total{kind="open"}') >= 1, 30)
     await settled(lambda: "Reconciled" in reasons(cluster, "Machine"), 10, "an event on the Machine")
 
 
@@ -238,7 +249,7 @@ async def test_replicas_flap(cluster: MachineCluster, ready: None) -> None:
     """Where two of three fit, the number of replicas never changes; it flipped 121 times in 20 s."""
     cluster.machine(the_machine(3, ["m0"], cpu="3"))
     await usage(cluster, 3, 2, 0, 0)
-    assert cluster.conditions("g")["CapacityShort"] == "True"
+    await settled(lambda: cluster.conditions("g")["CapacityShort"] == "True", 30)
     version = cluster.call("GET", f"{SETS}/a-g")["metadata"]["generation"]
     await asyncio.sleep(5)
     assert cluster.call("GET", f"{SETS}/a-g")["metadata"]["generation"] == version
@@ -346,7 +357,16 @@ async def test_one_lost_node_stops_the_others(cluster: MachineCluster, ready: No
         )  # fmt: skip
     cluster.plane.node("m9", allocatable={"cpu": "8"})
     pool = [{"name": "m9", "mode": "ready", "machineType": [{"name": "a"}]}, *document["spec"]["nodePool"]]
-    cluster.patch(f"/apis/{GROUP_VERSION}/machines/g", {"spec": {"nodePool": pool}})
+
+    def is_taken() -> bool:
+        try:
+            cluster.patch(f"/apis/{GROUP_VERSION}/machines/g", {"spec": {"nodePool": pool}})
+        except Refused as refused:
+            assert "UnknownNode" in refused.message
+            return False
+        return True
+
+    await settled(is_taken, 30, "the new Node is known")
     await settled(lambda: NODE_POOL in cluster.call("GET", "/api/v1/nodes/m9")["metadata"]["labels"], 20)
     cluster.delete("/api/v1/nodes/m9")
     await settled(lambda: cluster.conditions("g")["NodesHealthy"] == "False", 20, "the lost Node is told")
@@ -362,6 +382,7 @@ async def test_nodes_are_never_cleaned(cluster: MachineCluster, ready: None) -> 
     def marks(name: str) -> tuple[set[str], set[str]]:
         node = cluster.call("GET", f"/api/v1/nodes/{name}")
         keys = {key for key in node["metadata"]["labels"] if key.startswith("imperator.")}
+        assert bool(keys) == (MACHINE_GROUP in (node["metadata"].get("annotations") or {})), "all in one request"
         return keys, {taint["key"] for taint in node["spec"].get("taints") or ()}
 
     a, b = "imperator.tenzen-y.io/a", "imperator.tenzen-y.io/b"
@@ -374,7 +395,6 @@ async def test_nodes_are_never_cleaned(cluster: MachineCluster, ready: None) -> 
     await settled(lambda: marks("m0") == ({a, NODE_POOL}, set()), 20, "without taints")
     cluster.patch(path, {"spec": machine("g", types, {"m1": ["a", "b"]})["spec"]})
     await settled(lambda: marks("m0") == (set(), set()), 20, "as before it was in the pool")
-    assert MACHINE_GROUP not in (cluster.call("GET", "/api/v1/nodes/m0")["metadata"].get("annotations") or {})
 
 
 async def test_taints_are_rewritten_with_a_new_time_added(cluster: MachineCluster, ready: None) -> None:
@@ -397,7 +417,8 @@ async def test_ready_stays_false(cluster: MachineCluster, ready: None) -> None:
     cluster.machine(the_machine(3, ["m0"], cpu="3"))
     await usage(cluster, 3, 2, 0, 0)
     path = f"/apis/{GROUP_VERSION}/machines/g"
-    assert cluster.conditions("g") == {"Ready": "True", "CapacityShort": "True", "NodesHealthy": "True"}
+    short = {"Ready": "True", "CapacityShort": "True", "NodesHealthy": "True"}
+    await settled(lambda: cluster.conditions("g") == short, 30, "it is short of a slot")
     cluster.patch("/api/v1/nodes/m0", {"spec": {"unschedulable": True}})
     await settled(lambda: cluster.conditions("g")["NodesHealthy"] == "False", 20)
     cluster.patch("/api/v1/nodes/m0", {"spec": {"unschedulable": None}})
@@ -405,8 +426,12 @@ async def test_ready_stays_false(cluster: MachineCluster, ready: None) -> None:
     await usage(cluster, 3, 3, 0, 0)
     good = {"Ready": "True", "CapacityShort": "False", "NodesHealthy": "True"}
     await settled(lambda: cluster.conditions("g") == good, 20, "all is well again")
-    found = cluster.get_machine("g")
-    assert {c["observedGeneration"] for c in found["status"]["conditions"]} == {found["metadata"]["generation"]}
+
+    def is_observed() -> bool:
+        found = cluster.get_machine("g")
+        return {c["observedGeneration"] for c in found["status"]["conditions"]} == {found["metadata"]["generation"]}
+
+    await settled(is_observed, 30, "conditions are of what is stored")
 
 
 async def test_a_cordoned_node_is_not_ready_at_once(cluster: MachineCluster, ready: None) -> None:
@@ -415,9 +440,9 @@ async def test_a_cordoned_node_is_not_ready_at_once(cluster: MachineCluster, rea
     cluster.patch("/api/v1/nodes/m0", {"spec": {"unschedulable": True}})
     try:
         await settled(lambda: cluster.conditions("g")["NodesHealthy"] == "False", 10)
-        node = cluster.call("GET", "/api/v1/nodes/m0")
-        assert NODE_POOL not in node["metadata"]["labels"]
-        assert {"key": NODE_POOL, "value": "not-ready", "effect": "NoSchedule"} in node["spec"]["taints"]
+        taint = {"key": NODE_POOL, "value": "not-ready", "effect": "NoSchedule"}
+        await settled(lambda: taint in cluster.call("GET", "/api/v1/nodes/m0")["spec"]["taints"], 30)
+        assert NODE_POOL not in cluster.call("GET", "/api/v1/nodes/m0")["metadata"]["labels"]
     finally:
         cluster.patch("/api/v1/nodes/m0", {"spec": {"unschedulable": None}})
     await settled(lambda: cluster.conditions("g")["NodesHealthy"] == "True", 10)
@@ -586,6 +611,7 @@ async def test_a_machine_of_the_mesh_that_is_refused_keeps_no_other_from_being_w
     cluster: MachineCluster, ready: None
 ) -> None:
     cluster.machine(the_machine(1, ["m0"]))
+    await usage(cluster, 1, 1, 0, 0)  # the hooks know it
     api = await connect(cluster.kubeconfig)
     try:
         state = ClusterMachines()

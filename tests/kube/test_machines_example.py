@@ -241,12 +241,15 @@ async def test_every_field_of_the_documented_example(cluster: MachineCluster, na
         assert made["spec"] == document["spec"] and "status" not in made
         large = row("compute-large", 2, 0, 0, 0)  # it is in no pool, and reserves nothing
         await rows_become(cluster, row("compute-medium", 4, 4, 0, 0), row("compute-xlarge", 1, 1, 0, 0), large)
+        good = {"Ready": "True", "CapacityShort": "False", "NodesHealthy": "True"}
+        await settled(lambda: statuses(cluster.get_machine("general-machine")) == good, 30, "all is well")
         machine = cluster.get_machine("general-machine")
-        assert statuses(machine) == {"Ready": "True", "CapacityShort": "False", "NodesHealthy": "True"}
 
         # The objects that the Machine makes.
         name = "compute-xlarge-general-machine"
-        assert_as_documented(SERVICE, cluster.call("GET", f"/api/v1/namespaces/{NAMESPACE}/services/{name}"))
+        service = f"/api/v1/namespaces/{NAMESPACE}/services/{name}"
+        await settled(lambda: cluster.find(service), 30, "its Service is made")
+        assert_as_documented(SERVICE, cluster.call("GET", service))
         assert_as_documented(
             STATEFUL_SET, cluster.call("GET", f"/apis/apps/v1/namespaces/{NAMESPACE}/statefulsets/{name}")
         )
@@ -313,9 +316,10 @@ async def test_every_field_of_the_documented_example(cluster: MachineCluster, na
             "general-machine",
         )
         await rows_become(cluster, row("compute-medium", 4, 0, 1, 0), row("compute-xlarge", 1, 0, 1, 0), large)
-        machine = cluster.get_machine("general-machine")
-        assert statuses(machine) == {"Ready": "True", "CapacityShort": "True", "NodesHealthy": "False"}
-        messages = {c["type"]: (c["reason"], c["message"]) for c in machine["status"]["conditions"]}
+        bad = {"Ready": "True", "CapacityShort": "True", "NodesHealthy": "False"}
+        await settled(lambda: statuses(cluster.get_machine("general-machine")) == bad, 30, "what is wrong is told")
+        conditions = cluster.get_machine("general-machine")["status"]["conditions"]
+        messages = {c["type"]: (c["reason"], c["message"]) for c in conditions}
         assert messages["NodesHealthy"] == ("NodesNotReady", "eriri")
         assert messages["CapacityShort"] == ("CapacityShort", "compute-medium: 3 of 4 slots find no room")
     finally:

@@ -127,14 +127,21 @@ def check(found: Fleet, available: int) -> None:
     names = [cluster.plane.name for cluster in found.clusters]
     found.apply(document(available, *names))
     until(lambda: sum(n for (_, state), n in found.slots().items() if state == "reserved") == available, 60, "held")
-    shares = {}
-    for cluster in found.clusters:
-        machine = cluster.get_machine("shared")
-        assert machine["metadata"]["labels"][ORIGIN] == MESH
-        assert [node["name"] for node in machine["spec"]["nodePool"]] == [f"{cluster.plane.name}-n0"]
-        shares[cluster.plane.name] = machine["spec"]["machineTypes"][0]["available"]
-    assert sum(shares.values()) == available
-    first = next(cluster for cluster in found.clusters if shares[cluster.plane.name])
+    shares: dict[str, int] = {}
+
+    def are_written() -> bool:
+        for cluster in found.clusters:
+            machine = cluster.find(f"{MACHINES}/shared")
+            if machine is None:
+                return False
+            assert machine["metadata"]["labels"][ORIGIN] == MESH
+            assert [node["name"] for node in machine["spec"]["nodePool"]] == [f"{cluster.plane.name}-n0"]
+            shares[cluster.plane.name] = machine["spec"]["machineTypes"][0]["available"]
+        return sum(shares.values()) == available
+
+    until(are_written, 60, "each cluster has its Machine")
+    first = found.clusters[0]
+    assert shares[first.plane.name], "the cluster of the guests that come late has slots"
     # What somebody changes of it is put back.
     types = [{"name": "small", "spec": {"cpu": "2", "memory": "4Gi"}, "available": 7}]
     first.patch(f"{MACHINES}/shared", {"spec": {"machineTypes": types}})
@@ -160,6 +167,8 @@ def check(found: Fleet, available: int) -> None:
 
     def holders() -> list[str]:
         """Returns the Pods that came last and run: never more than one."""
+        # Those that come late are read first: they end only here, while the other one may end between two clusters.
+        assert found.clusters[0] is first
         pods = [p for c in found.clusters for p in c.call("GET", RUNNING)["items"] if p["spec"].get("nodeName")]
         names = [p["metadata"]["name"] for p in pods if p["metadata"]["name"].startswith(("late-", "racer"))]
         held = found.held()

@@ -96,6 +96,7 @@ async def test_a_guest_is_not_resized_beyond_its_slot(cluster: MachineCluster, r
     await usage(cluster, 1, 0, 1, 0)
 
     # As a kubelet does that can resize.
+    await settled(lambda: cluster.call("GET", f"{PODS}/guest")["status"].get("containerStatuses"), 30, "it runs")
     pod = cluster.call("GET", f"{PODS}/guest")
     statuses = [
         {**status, "resources": {"requests": {"cpu": "1500m"}}} for status in pod["status"]["containerStatuses"]
@@ -194,7 +195,7 @@ async def test_a_stranger_in_the_place_costs_a_pause_and_no_slot(
     await settled(lambda: pinned_node(cluster.call("GET", f"{PODS}/guest")["spec"]) == "m0", 20, "it is let in")
     # It is not bound in time: its reservation is wanted again, which finds no room either.
     await settled(lambda: cluster.conditions("g")["CapacityShort"] == "True", 90)
-    assert cluster.call("GET", f"{SETS}/a-g")["spec"]["replicas"] == 1
-    assert cluster.usage("g")["a"] == (1, 0, 0, 1)
+    await settled(lambda: cluster.call("GET", f"{SETS}/a-g")["spec"]["replicas"] == 1, 30)
+    await usage(cluster, 1, 0, 0, 1)
     cluster.delete_pod(TEAM, "stranger")
     await usage(cluster, 1, 0, 1, 0, 150)

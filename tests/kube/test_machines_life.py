@@ -91,9 +91,27 @@ def dump(cluster: MachineCluster) -> dict[str, Any]:
     return found
 
 
+async def dump_at_rest(cluster: MachineCluster) -> dict[str, Any]:
+    """Returns all objects once controllers have made accounts and certificates of all namespaces, and nothing else has come for 3 s."""
+    found = dump(cluster)
+
+    async def is_at_rest() -> bool:
+        nonlocal found
+        before = found
+        await asyncio.sleep(3)
+        found = await asyncio.to_thread(dump, cluster)
+        names = [key.rpartition("/")[2] for key in found if key.startswith("/api/v1/Namespace/")]
+        made = ("ServiceAccount/{}/default", "ConfigMap/{}/kube-root-ca.crt")
+        return found == before and all(f"/api/v1/{key.format(name)}" in found for name in names for key in made)
+
+    for _ in range(20):
+        if await is_at_rest():
+            return found
+    raise AssertionError("the cluster is never at rest")
+
+
 async def test_after_leaving_the_cluster_is_as_before_joining(cluster: MachineCluster) -> None:
-    await asyncio.sleep(3)  # controllers make accounts and certificates of namespaces
-    before = dump(cluster)
+    before = await dump_at_rest(cluster)
     await installed(cluster)
     process = MachinesProcess(cluster)
     try:
@@ -366,8 +384,7 @@ async def test_a_cluster_with_machines_joins_and_leaves_by_command(cluster: Mach
     for name in NODES:
         cluster.patch(f"/api/v1/nodes/{name}", {"spec": {"taints": None}})
     where = ["lab/machines", "--kubeconfig", str(cluster.plane.kubeconfig)]
-    await asyncio.sleep(3)  # controllers make accounts and certificates of namespaces
-    before = dump(cluster)
+    before = await dump_at_rest(cluster)
 
     def run() -> None:
         with Mesh() as mesh:
@@ -400,9 +417,8 @@ async def test_a_cluster_with_machines_joins_and_leaves_by_command(cluster: Mach
                 agent.stop()
 
     await asyncio.to_thread(run)
-    assert (
-        cluster.find(f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/machines.{DOMAIN.rstrip('/')}") is None
-    )
+    definition = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/machines.{DOMAIN.rstrip('/')}"
+    await settled(lambda: cluster.find(definition) is None, 30, "its definition is gone")
     assert cluster.find("/api/v1/namespaces/moorage-system/secrets/moorage-machines") is None
     for name in NODES:
         node = cluster.call("GET", f"/api/v1/nodes/{name}")

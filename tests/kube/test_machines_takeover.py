@@ -249,22 +249,24 @@ async def test_upgrade_from_objects_as_the_existing_program_leaves_them(cluster:
             await settled(lambda: not cluster.pods(OTHER_NAMESPACE, old), 30, "its reservations are gone")
         assert min(places.fewest.values()) >= 1, "one place of a Node is open at a time"
         assert running < {pod["metadata"]["uid"] for pod in cluster.pods(TEAM)}, "no running guest stops"
-        assert all(SLOT_OF in pod["metadata"]["annotations"] for pod in cluster.pods(TEAM))
+        await settled(lambda: all(SLOT_OF in pod["metadata"]["annotations"] for pod in cluster.pods(TEAM)), 30)
         for path in (f"/apis/apps/v1/namespaces/{OTHER_NAMESPACE}/statefulsets", f"/api/v1/namespaces/{OTHER_NAMESPACE}/services"):  # fmt: skip
             await settled(partial(lambda path: not cluster.call("GET", path)["items"], path), 20)
         for kind, name in zip(("mutating", "validating"), OTHER_HOOKS, strict=True):
-            assert cluster.find(f"{HOOKS}/{kind}webhookconfigurations/{name}") is None
+            await settled(partial(lambda path: cluster.find(path) is None, f"{HOOKS}/{kind}webhookconfigurations/{name}"), 30)  # fmt: skip
         pool = f"/apis/{GROUP_VERSION}/machinenodepools/g-node-pool"
         await settled(lambda: "finalizers" not in cluster.call("GET", pool)["metadata"], 10)
-        found = cluster.call("GET", pool)
-        assert found["spec"]["machineGroup"] == "g" and found["spec"]["machineTypeStock"] == [{"name": "a"}]
+        stock = {"machineGroup": "g", "machineTypeStock": [{"name": "a"}]}
+        await settled(lambda: stock.items() <= cluster.call("GET", pool)["spec"].items(), 30)
         await settled(
             lambda: {n["condition"] for n in cluster.call("GET", pool)["status"]["nodePool"]} == {"Ready"}, 10
         )
         for name in NODES:
-            assert NODE_MARKS in cluster.call("GET", f"/api/v1/nodes/{name}")["metadata"]["annotations"]
-        lost = cluster.call("GET", "/api/v1/nodes/lost")["metadata"]
-        assert NODE_POOL not in lost["labels"] and TYPE_LABEL not in lost["labels"]
+            path = f"/api/v1/nodes/{name}"
+            await settled(partial(lambda path: NODE_MARKS in cluster.call("GET", path)["metadata"]["annotations"], path), 30)  # fmt: skip
+        await settled(
+            lambda: cluster.call("GET", "/api/v1/nodes/lost")["metadata"]["labels"].keys().isdisjoint((NODE_POOL, TYPE_LABEL)), 30
+        )  # fmt: skip
         await settled(lambda: reason() == "Reconciled", 10)
 
         # It goes on like any other Machine.
@@ -327,9 +329,13 @@ async def test_a_cluster_is_taken_over_into_a_mesh_while_processes_are_killed(
                 wait_until(lambda: ready_again() and cluster.usage("g").get("a") == (4, 0, 4, 3), "all slots are used", 90)  # fmt: skip
             assert min(places.fewest.values()) >= 1, "one place of a Node is open at a time"
             assert running < {pod["metadata"]["uid"] for pod in cluster.pods(TEAM)}, "no running guest stops"
-            guests = mesh.http("/v1/guests")["items"]
-            assert Counter(guest["state"] for guest in guests) == {"used": 4, "waiting": 3}
-            assert {guest["uid"] for guest in guests if guest["state"] == "used"} >= running
+
+            def guests() -> Counter[str]:
+                return Counter(guest["state"] for guest in mesh.http("/v1/guests")["items"])
+
+            wait_until(lambda: guests() == {"used": 4, "waiting": 3}, guests)
+            used = {guest["uid"] for guest in mesh.http("/v1/guests")["items"] if guest["state"] == "used"}
+            assert used >= running
 
     await asyncio.to_thread(run)
 
