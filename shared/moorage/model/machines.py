@@ -108,7 +108,7 @@ class Usage(Model, kw_only=True, omit_defaults=False):
 
 
 class MachineReport(Model, kw_only=True):
-    """A Machine of the cluster. `origin`: made there, or written for a document of the mesh. `invalid`: why nothing is reserved."""
+    """A Machine of the cluster. `origin`: made there, or written for a document of the mesh. `invalid`: why nothing of it changes."""
 
     name: str
     uid: str

@@ -28,7 +28,7 @@ from moorage.model.machines import (
 from moorage.model.shapes import PODS
 
 from .dependent_types import limits, places_alone, types_below
-from .grants import GrantPlan, SlotUse, plan_grants
+from .grants import GrantPlan, SlotUse, plan_grants, short_of
 from .layout import PATIENCE, NodeCounts, NodeKey, PooledNode, TypeLayout, lay_out
 from .mesh_machines import StoredMachine
 from .slot_pods import SlotsInUse, claims_within, ends_beside_windows, slots_of_objects
@@ -143,6 +143,12 @@ class Planner:
             if stands and report.machine is not None and report.origin == "cluster" and report.name not in names:
                 yield report.machine
 
+    def _stays(self, key: str) -> bool:
+        """Returns whether the slots of a type stay as they are in the ledger: its Machine is invalid, or one that is may be its Machine."""
+        group = key.partition("/")[0]
+        broken = [r.machine for r in self._cluster.machines.values() if r.invalid and not r.deleting]
+        return any(machine is None or machine.group == group for machine in broken)
+
     def reservations(self) -> ReservationPlan:
         plan = ReservationPlan()
         if self._cluster.name not in self._fleet.ids:
@@ -169,7 +175,7 @@ class Planner:
                 plan.changed.append(reserved)
         of_mesh = {f"{s.machine.group}/{kind.name}" for s in self._documents for kind in s.machine.types}
         for reserved in self._ledger.machines.of_cluster(self._cluster.name):
-            if reserved.machine not in wanted and reserved.machine not in of_mesh:
+            if reserved.machine not in {*wanted, *of_mesh} and not self._stays(reserved.machine):
                 plan.changed.append(ReservedSlots(machine=reserved.machine, cluster=reserved.cluster))
         return plan
 
@@ -188,6 +194,10 @@ class Planner:
         placed = self._placed()
         for key in sorted({*guests, *held}):
             mine, slots = guests.get(key, []), held.get(key, {})
+            if self._stays(key):  # a cluster that started since knows its guests no more
+                text = f"{key} stays as it is until its Machine is valid again"
+                total.waiting += [short_of(g, text) for g in mine if g.uid not in slots and g.state == "waiting"]
+                continue
             found = plan_grants(self._use(key), mine, slots, self._offered, self._now, placed)
             for slot in found.granted:
                 planned = self._planned.setdefault(NodeKey(self._cluster.name, slot.node), {})
@@ -225,18 +235,17 @@ class Planner:
 
     def answer(self, plan: ReservationPlan, waiting: list[WaitingReason]) -> Answer:
         answer = Answer(waiting={reason.uid: reason for reason in waiting})
-        for machine in self.machines():
-            for machine_type in machine.types:
-                key = f"{machine.group}/{machine_type.name}"
-                claim = reservation_claim(key, self._cluster.name)
-                reserved = self._ledger.machines.reserved.get(claim)
-                answer.reservations[key] = Reservation(
-                    machine=key,
-                    claim=claim,
-                    slots=dict(reserved.slots) if reserved is not None else {},
-                    offline=dict(reserved.offline) if reserved is not None else {},
-                    reason=plan.why.get(key, "") or self._why.get(key, ""),
-                )
+        keys = [f"{machine.group}/{kind.name}" for machine in self.machines() for kind in machine.types]
+        held = {reserved.machine: reserved for reserved in self._ledger.machines.of_cluster(self._cluster.name)}
+        for key in dict.fromkeys([*keys, *held]):
+            reserved = held.get(key)
+            answer.reservations[key] = Reservation(
+                machine=key,
+                claim=reservation_claim(key, self._cluster.name),
+                slots=dict(reserved.slots) if reserved is not None else {},
+                offline=dict(reserved.offline) if reserved is not None else {},
+                reason=plan.why.get(key, "") or self._why.get(key, ""),
+            )
         for uid, slot in self._granted().items():
             answer.grants[uid] = Grant(
                 uid=uid,
