@@ -7,6 +7,9 @@ BIN := $(VENV)/bin
 WORKERS ?= 5
 PYTEST := $(BIN)/python -m pytest
 
+# Where Python is told to write no bytecode, each process of the tests and each worker would compile everything again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help install up test test-fast test-long check check-workflows docs bench kube-assets node node-assets protos engine openstack-client clean
 
 help: ## list the targets
@@ -18,15 +21,15 @@ $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV) || { echo "no venv module: sudo apt install python3-venv" >&2; rm -rf $(VENV); exit 1; }
 
 # Stamps, so that what is installed already costs nothing.
-# `moorage up` is compiled here: where Python is told to write no bytecode, each start would do it again.
 $(VENV)/installed: pyproject.toml requirements.lock | $(BIN)/python
 	@$(BIN)/python tools/install.py requirements.lock .
-	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m moorage.cli.up.warm
+	@$(BIN)/python -m moorage.cli.up.warm
 	@touch $@
 
 $(VENV)/developed: requirements-dev.lock testkit/pyproject.toml $(VENV)/installed
 	@$(BIN)/python tools/install.py requirements-dev.lock testkit
-	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m compileall -q services shared testkit
+	@$(BIN)/python -m compileall -q services shared testkit
+	@$(PYTEST) --collect-only -q >/dev/null || true # compiles the tests, once for all processes that run them
 	@touch $@
 
 install: $(VENV)/installed ## make .venv with the command .venv/bin/moorage

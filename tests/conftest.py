@@ -24,7 +24,7 @@ providers._get_local_constants = lambda: providers._local_constants
 
 #: How many times more examples property tests try; `make test-long` sets it. Without it they try a sample, at most so many.
 MORE_EXAMPLES = int(os.environ.get("MOORAGE_TEST_EXAMPLES", "1"))
-SAMPLE = 100
+SAMPLE = 40
 
 #: Files that share three control planes; started once, they serve all of these.
 FLEET_OF_CLUSTERS = tuple(f"tests/kube/test_{name}.py" for name in ("fleet", "moves", "registered"))

@@ -220,12 +220,13 @@ def again(batch: bytes, ident: str, release: str = RELEASE) -> Replay:
 
 
 @pytest.mark.timeout(400)
-def test_two_hundred_decisions_replay_exactly_after_the_fleet_changed() -> None:
+def test_decisions_replay_exactly_after_the_fleet_changed() -> None:
+    """Replays every fourth of two hundred; the long test has all decisions of many worlds."""
     world = decided()
     assert len(world.batches) >= 200
     for cid in range(world.fleet.size):
         world.writer.put(cid, world.fleet.names[cid], [], whole=True, labels={})
-    for ident, batch in world.batches.items():
+    for ident, batch in list(world.batches.items())[::4]:
         found = again(batch, ident)
         assert found.same and not found.unsure, (ident, found)
 

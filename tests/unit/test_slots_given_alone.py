@@ -300,7 +300,7 @@ class Site:
             self.world.now += 61
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.integers(0, 1 << 30))
 def test_of_a_type_that_shares_slots_never_more_are_given_out_than_there_are(seed: int) -> None:
     site = Site(seed, halves=True)
@@ -313,7 +313,7 @@ def test_of_a_type_that_shares_slots_never_more_are_given_out_than_there_are(see
     site.check()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.integers(0, 1 << 30))
 def test_a_cluster_that_is_cut_off_and_the_mesh_never_give_out_more_than_there_is(seed: int) -> None:
     site = Site(seed)
