@@ -1,4 +1,4 @@
-"""Settling a cluster whose applications run in slots of machines that several types share."""
+"""Settling a cluster whose applications run in slots of machines that several types share, or have devices that nodes count."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from random import Random
 
 import pytest
 
-from moorage.fleet import normalize_node
+from moorage.classes import BUILT_IN_ONLY
+from moorage.fleet import FleetWriter, normalize_node, with_devices
 from moorage.ledger import Capacity, Ledger
 from moorage.merger.core.settle import settle
 from moorage.merger.core.settlement_draft import Draft, Progress, Surroundings
@@ -15,7 +16,7 @@ from moorage.model.claims import Claim, Commit, Decision, Entry, IntentRef, Sett
 from moorage.model.groups import Revision
 from moorage.model.machine_slots import Dependent, ReservedSlots, reservation_claim, slot_resource
 from moorage.model.shapes import Shape, ShapedApp
-from moorage.model.slots import Slot
+from moorage.model.slots import DeviceGrant, Slot
 from moorage_testkit.fleets import node, writer_of
 
 CLUSTER, WHOLE, HALF = "lab/one", "g/whole", "g/half"
@@ -132,3 +133,24 @@ def test_slots_of_several_types_that_move_never_exceed_those_of_their_nodes(seed
         assert holds(count, after[name]), after
     if not (settled.ended or settled.displaced):
         assert not +after[lost], "all of them fit on the nodes that are left"
+
+
+def test_open_slots_with_devices_that_a_node_counts_keep_their_room() -> None:
+    gpu = "nvidia.com/gpu"
+    writer = FleetWriter()
+    row = normalize_node(node("n-0", cpu="8", resources={gpu: "4"}))[0]
+    writer.put(0, CLUSTER, [with_devices(row, BUILT_IN_ONLY)], whole=True)
+    grant = DeviceGrant(part=f"n-0/{gpu}", need="gpu", name=gpu, amount=2)
+    slot = Slot(node="n-0", count=2, resources={"pods": 1}, parts={grant.part: {gpu: 2}}, devices=[grant])
+    intent = IntentRef(kind="Application", name="one", revision=1)
+    claim = Claim(
+        id="c", decision="one", intent=intent, tenant="t", app="a", object="Deployment/d", cluster=CLUSTER, slots=[slot]
+    )
+    ledger = Ledger()
+    ledger.fold(1, Commit(id="1", entries=[Decision(id="one", group="one", revision=1, claims=[claim])]))
+    shape = Shape(key="one", object="Deployment/d", count=2, template="t", resources={"pods": 1})
+    apps = [ShapedApp(name="a", replicas=1, shapes=[shape])]
+    documents = {"one": Revision(group="one", revision=1, tenant="t", apps=apps)}
+    progress = Progress(reached=False, ran=False, restorable=False)
+    settled = settle(Draft(0, ledger, writer.fleet, Surroundings(documents, progress=lambda _group: progress)))
+    assert not settled.displaced and settled.entry is None

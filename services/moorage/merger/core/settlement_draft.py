@@ -298,7 +298,7 @@ class Draft:
         fleet, where = self.fleet, self.where
         slots = [slot for active in self.active.values() for slot in active.claim.slots]
         free: NodeAmounts = {node: {} for node in self.rows}
-        for name in sorted({name for slot in slots for name in slot.resources} | self._shared_types()):
+        for name in sorted({name for slot in slots for name in taken_by(slot)} | self._shared_types()):
             allocatable = fleet.allocatable(name)
             if allocatable is None:
                 continue
