@@ -19,6 +19,8 @@ from moorage.model.object_names import NAMESPACE
 from moorage.parsing import parse_amount
 from moorage.podspec import pinned_node
 
+from .machines import machine, offline
+
 Object = dict[str, Any]
 TEAM = "team"
 
@@ -338,3 +340,10 @@ def merge(target: Object, patch: Object) -> None:
 
 def enabled() -> dict[str, str]:
     return {NAMESPACE_LABELS[0]: "enabled"}
+
+
+def world(slots: int = 3, nodes: int = 2, per_node: int = 2, seed: int = 1, **spec: Any) -> World:
+    """Returns a world with a Machine g of one type a, and Nodes n0, n1, … that have room for `per_node` slots each."""
+    names = [f"n{i}" for i in range(nodes)]
+    document = machine("g", {"a": offline(slots, **spec)}, {name: ["a"] for name in names}, taint=True)
+    return World(document, {name: {"cpu": str(2 * per_node), "memory": "64Gi"} for name in names}, random.Random(seed))

@@ -82,3 +82,9 @@ def machine(
             "machineTypes": [{"name": name, **fields} for name, fields in types.items()],
         },
     }
+
+
+def offline(slots: int, available: int | None = None, **spec: Any) -> dict[str, Any]:
+    """Returns the entry of a type whose slots the cluster may give out alone."""
+    size = {"cpu": "2", "memory": "1Gi", **spec}
+    return {"spec": size, "available": slots if available is None else available, "offlineSlots": slots}

@@ -4,20 +4,15 @@ account with the rights that joining gives."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
 import urllib.request
-from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from moorage.kube import connect
 from moorage.machine_groups import read
 from moorage.machine_groups.cluster import ClusterMachines
 from moorage.machine_groups.names import (
-    DOMAIN,
     GROUP_VERSION,
     MACHINE_GROUP,
     MACHINE_TYPE,
@@ -25,127 +20,30 @@ from moorage.machine_groups.names import (
     NODE_POOL,
     ORIGIN,
     POD_ROLE,
-    SLOT_GATE,
-    SLOT_OF,
 )
-from moorage.machines.install import install
 from moorage.machines.mesh_documents import write_documents
 from moorage.model.machines import MachineDocument
 from moorage.model.object_names import NAMESPACE
-from moorage_testkit.control_plane import ControlPlane
 from moorage_testkit.machine_cluster import MachineCluster, MachinesProcess, Refused
-from moorage_testkit.machines import machine
-from moorage_testkit.polling import wait_until
-from moorage_testkit.servers import free_port
+from moorage_testkit.machines import machine, offline
 
 from .conftest import settled
+from .machines import (
+    GUEST,
+    METRICS,
+    NODES,
+    SETS,
+    TEAM,
+    cluster,
+    hooks_answer,
+    is_marked,
+    process,
+    ready,
+    the_machine,
+    usage,
+)
 
-NODES = ["m0", "m1", "m2"]
-GUEST = {MACHINE_TYPE: "a"}
-TEAM = "team"
-METRICS = free_port()
-SETS = f"/apis/apps/v1/namespaces/{NAMESPACE}/statefulsets"
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[MachineCluster]:
-    with ControlPlane("machines") as plane:
-        for name in NODES:
-            plane.node(name, allocatable={"cpu": "8", "memory": "32Gi", "nvidia.com/gpu": "4"})
-        found = MachineCluster(plane)
-        asyncio.run(found.install(lambda api: install(api, "moorage", 2, lambda _text: None, deploy=False)))
-        found.namespace(TEAM)
-        yield found
-
-
-@pytest.fixture(scope="module")
-def process(cluster: MachineCluster) -> Iterator[MachinesProcess]:
-    """Runs `moorage machines` as the service account, and waits until its hooks answer."""
-    process = MachinesProcess(cluster, MOORAGE_METRICS=f"127.0.0.1:{METRICS}")
-    try:
-        until(lambda: process.is_ready() and hooks_answer(cluster), 40)
-        yield process
-    finally:
-        process.remove()
-
-
-@pytest_asyncio.fixture
-async def ready(cluster: MachineCluster, process: MachinesProcess) -> AsyncIterator[None]:
-    """Removes all Machines and Pods after a test."""
-    yield
-    await asyncio.to_thread(clean, cluster)
-
-
-def until(check: Callable[[], bool], seconds: float) -> None:
-    wait_until(check, within=seconds)
-
-
-def hooks_answer(cluster: MachineCluster) -> bool:
-    """Returns whether a guest of an unknown Machine is refused by our hook, and not because it cannot be reached."""
-    try:
-        cluster.pod(TEAM, "probe", {MACHINE_TYPE: "none"}, query="?dryRun=All")
-    except Refused as refused:
-        return "MachineUnknown" in refused.message
-    return False
-
-
-def clean(cluster: MachineCluster) -> None:
-    for kind in ("apps/v1", "batch/v1"):
-        plurals = ("deployments", "statefulsets", "daemonsets") if kind == "apps/v1" else ("jobs",)
-        for plural in plurals:
-            for obj in cluster.call("GET", f"/apis/{kind}/namespaces/{TEAM}/{plural}")["items"]:
-                cluster.delete(f"/apis/{kind}/namespaces/{TEAM}/{plural}/{obj['metadata']['name']}")
-
-    def is_clean() -> bool:
-        for found in cluster.call("GET", f"/apis/{GROUP_VERSION}/machines")["items"]:
-            with contextlib.suppress(Refused):  # it is gone
-                cluster.delete(f"/apis/{GROUP_VERSION}/machines/{found['metadata']['name']}")
-        pods = cluster.pods(TEAM) + cluster.pods(NAMESPACE)
-        for pod in pods:
-            with contextlib.suppress(Refused):
-                cluster.delete_pod(pod["metadata"]["namespace"], pod["metadata"]["name"])
-        return not pods and not any(is_marked(cluster, name) for name in NODES)
-
-    until(is_clean, 60)
-
-
-def is_marked(cluster: MachineCluster, name: str) -> bool:
-    """Returns whether a Node has labels, annotations or taints of Machines."""
-    node = cluster.call("GET", f"/api/v1/nodes/{name}")
-    meta = node["metadata"]
-    return DOMAIN in str((meta["labels"], meta.get("annotations"), node["spec"].get("taints")))
-
-
-def offline(slots: int, available: int | None = None, **spec: Any) -> dict[str, Any]:
-    size = {"cpu": "2", "memory": "1Gi", **spec}
-    return {"spec": size, "available": slots if available is None else available, "offlineSlots": slots}
-
-
-def the_machine(slots: int = 3, nodes: list[str] | None = None, **more: Any) -> dict[str, Any]:
-    return machine("g", {"a": offline(slots, **more)}, {name: ["a"] for name in nodes or NODES}, taint=True)
-
-
-async def usage(
-    cluster: MachineCluster, maximum: int, reserved: int, used: int, waiting: int, seconds: float = 25
-) -> None:
-    wanted = (maximum, reserved, used, waiting)
-
-    def check() -> bool:
-        return cluster.usage("g").get("a") == wanted
-
-    try:
-        await settled(check, seconds)
-    except AssertionError:
-        pods = [
-            (
-                p["metadata"]["name"],
-                p["spec"].get("nodeName"),
-                p["spec"].get("schedulingGates"),
-                p["status"].get("phase"),
-            )
-            for p in cluster.pods(NAMESPACE) + cluster.pods(TEAM)
-        ]
-        raise AssertionError(f"usage is {cluster.usage('g')}, not {wanted}: {pods}") from None
+__all__ = ["cluster", "process", "ready"]  # fixtures, with a control plane of this module
 
 
 async def test_slots_are_held_and_given_to_guests(cluster: MachineCluster, ready: None) -> None:
@@ -280,72 +178,6 @@ async def test_parallel_guests_all_pass_on_the_last_slot(cluster: MachineCluster
     await usage(cluster, 1, 1, 0, 0)
 
 
-async def test_own_affinity_terms_let_guests_escape(cluster: MachineCluster, ready: None) -> None:
-    cluster.machine(the_machine(1, ["m0"]))
-    await usage(cluster, 1, 1, 0, 0)
-    terms: list[dict[str, Any]] = [
-        {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "Exists"}]},
-        {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["m1"]}]},
-    ]
-    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
-    cluster.pod(TEAM, "sly", GUEST, affinity={"nodeAffinity": required})
-    await usage(cluster, 1, 0, 1, 0)
-    assert cluster.bound(TEAM) == ["m0"]
-
-
-async def test_crash_on_exists(cluster: MachineCluster, ready: None) -> None:
-    """Requirements without values, also in preferences, are taken as they are."""
-    cluster.machine(the_machine(1, ["m0"]))
-    await usage(cluster, 1, 1, 0, 0)
-    requirements = [
-        {"key": "kubernetes.io/hostname", "operator": "Exists"},
-        {"key": "no/such", "operator": "DoesNotExist"},
-    ]
-    term = {"matchExpressions": requirements}
-    affinity = {
-        "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]},
-        "preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1, "preference": term}],
-    }
-    cluster.pod(TEAM, "exists", GUEST, affinity={"nodeAffinity": affinity}, tolerations=[{"operator": "Exists"}])
-    await usage(cluster, 1, 0, 1, 0)
-    assert cluster.bound(TEAM) == ["m0"]
-
-
-@pytest.mark.parametrize("affinity", [{"podAffinity": {}}, {"nodeAffinity": {}}, {}])
-async def test_crash_on_affinity_without_node_affinity(
-    cluster: MachineCluster, ready: None, affinity: dict[str, Any]
-) -> None:
-    cluster.machine(the_machine(1))
-    await usage(cluster, 1, 1, 0, 0)
-    cluster.pod(TEAM, "odd", GUEST, affinity=affinity)
-    await usage(cluster, 1, 0, 1, 0)
-
-
-async def test_guest_updates_denied_and_jobs_never_finish(cluster: MachineCluster, ready: None) -> None:
-    cluster.machine(the_machine(2))
-    await usage(cluster, 2, 2, 0, 0)
-    template = {
-        "metadata": {"labels": GUEST},
-        "spec": {"restartPolicy": "Never", "containers": [{"name": "c", "image": "x"}]},
-    }
-    job = {"metadata": {"name": "work"}, "spec": {"completions": 4, "parallelism": 4, "template": template}}
-    cluster.call("POST", f"/apis/batch/v1/namespaces/{TEAM}/jobs", job)
-
-    def succeeded() -> bool:
-        status = cluster.call("GET", f"/apis/batch/v1/namespaces/{TEAM}/jobs/work").get("status") or {}
-        return bool(status.get("succeeded") == 4 and any(c["type"] == "Complete" for c in status.get("conditions", ())))
-
-    await settled(succeeded, 40, "the Job completes")
-    await usage(cluster, 2, 2, 0, 0)
-
-
-async def test_a_wrong_container_name_becomes_index_0(cluster: MachineCluster, ready: None) -> None:
-    cluster.machine(the_machine(1))
-    await usage(cluster, 1, 1, 0, 0)
-    with pytest.raises(Refused, match="there is no container 'nope'"):
-        cluster.pod(TEAM, "wrong", {**GUEST, "imperator.tenzen-y.io/injecting-container": "nope"})
-
-
 async def test_one_lost_node_stops_the_others(cluster: MachineCluster, ready: None) -> None:
     document = the_machine(2, ["m0", "m1"])
     cluster.machine(document)
@@ -449,23 +281,6 @@ async def test_a_cordoned_node_is_not_ready_at_once(cluster: MachineCluster, rea
     await usage(cluster, 2, 2, 0, 0)
 
 
-async def test_terminating_guests_are_not_counted(cluster: MachineCluster, ready: None) -> None:
-    """A guest that ends slowly keeps its slot until it is gone."""
-    cluster.machine(the_machine(1))
-    await usage(cluster, 1, 1, 0, 0)
-    made = cluster.pod(TEAM, "slow", GUEST)
-    path = f"/api/v1/namespaces/{TEAM}/pods/slow"
-    cluster.patch(path, {"metadata": {"finalizers": ["example.com/stay"]}})
-    await usage(cluster, 1, 0, 1, 0)
-    cluster.delete(path)
-    cluster.pod(TEAM, "next", GUEST)
-    await usage(cluster, 1, 0, 1, 1)
-    assert cluster.call("GET", path)["metadata"]["uid"] == made["metadata"]["uid"] and cluster.bound(TEAM) == []
-    cluster.patch(path, {"metadata": {"finalizers": None}})
-    await usage(cluster, 1, 0, 1, 0)
-    assert [p["metadata"]["name"] for p in cluster.pods(TEAM)] == ["next"]
-
-
 async def test_removed_types_are_kept(cluster: MachineCluster, ready: None) -> None:
     types = {"a": offline(1), "b": offline(1)}
     cluster.machine(machine("g", types, {"m0": ["a", "b"], "m1": ["a"]}))
@@ -492,77 +307,6 @@ async def test_a_machine_that_is_made_again_finds_its_guests(cluster: MachineClu
     over = next(pod for pod in cluster.pods(TEAM) if pod["spec"].get("nodeName"))
     cluster.delete_pod(TEAM, over["metadata"]["name"])
     cluster.machine(the_machine())
-    await usage(cluster, 3, 0, 3, 0)
-
-
-async def test_dry_runs_and_refused_pods_leak_nothing(cluster: MachineCluster, ready: None) -> None:
-    cluster.machine(the_machine(1))
-    await usage(cluster, 1, 1, 0, 0)
-    for i in range(3):
-        made = cluster.pod(TEAM, f"dry-{i}", GUEST, query="?dryRun=All")
-        assert {"name": SLOT_GATE} in made["spec"]["schedulingGates"]
-    with pytest.raises(Refused):
-        cluster.pod(TEAM, "bad", GUEST, restartPolicy="Sometimes")
-    await asyncio.sleep(1)
-    assert cluster.usage("g")["a"] == (1, 1, 0, 0)
-
-
-async def test_only_machines_open_gates_and_labels_stay(cluster: MachineCluster, ready: None) -> None:
-    cluster.machine(the_machine(0))
-    await settled(lambda: cluster.usage("g").get("a") == (0, 0, 0, 0), 20)
-    cluster.pod(TEAM, "guest", GUEST)
-    path = f"/api/v1/namespaces/{TEAM}/pods/guest"
-    with pytest.raises(Refused, match="scheduling gate"):
-        cluster.patch(path, {"spec": {"schedulingGates": None}})
-    for key in (MACHINE_TYPE, MACHINE_GROUP, POD_ROLE):
-        with pytest.raises(Refused, match="cannot be changed"):
-            cluster.patch(path, {"metadata": {"labels": {key: "x"}}})
-    # Nor does a guest become a Pod about which nobody is asked.
-    with pytest.raises(Refused, match="cannot be changed"):
-        cluster.patch(path, {"metadata": {"annotations": {SLOT_OF: None}}})
-    cluster.patch(path, {"metadata": {"labels": {"app": "x"}, "annotations": {"app": "x"}}})
-
-
-async def test_foreign_gates_sidecars_and_generated_names(cluster: MachineCluster, ready: None) -> None:
-    cluster.machine(the_machine(2))
-    await usage(cluster, 2, 2, 0, 0)
-    cluster.pod(TEAM, "gated", GUEST, schedulingGates=[{"name": "example.com/quota"}])
-    containers = [
-        {"name": "main", "image": "x"},
-        {"name": "side", "image": "x", "resources": {"requests": {"cpu": "500m"}}},
-    ]
-    body = {
-        "metadata": {"generateName": "many-", "labels": GUEST},
-        "spec": {"containers": containers, "terminationGracePeriodSeconds": 0},
-    }
-    made = cluster.call("POST", f"/api/v1/namespaces/{TEAM}/pods", body)
-    assert made["spec"]["containers"][0]["resources"]["requests"]["cpu"] == "1500m"
-    await usage(cluster, 2, 1, 1, 1)
-    cluster.patch(f"/api/v1/namespaces/{TEAM}/pods/gated", {"spec": {"schedulingGates": [{"name": SLOT_GATE}]}})
-    await usage(cluster, 2, 0, 2, 0)
-
-
-async def test_guests_of_stateful_sets_and_daemon_sets(cluster: MachineCluster, ready: None) -> None:
-    cluster.machine(the_machine(3, cpu="5"))  # one on each Node
-    await usage(cluster, 3, 3, 0, 0)
-    labels = {**GUEST, "app": "db"}
-    template = {
-        "metadata": {"labels": labels},
-        "spec": {"containers": [{"name": "c", "image": "x"}], "terminationGracePeriodSeconds": 0},
-    }
-    spec = {"selector": {"matchLabels": {"app": "db"}}, "serviceName": "db", "replicas": 2, "template": template}
-    cluster.call("POST", f"/apis/apps/v1/namespaces/{TEAM}/statefulsets", {"metadata": {"name": "db"}, "spec": spec})
-    await usage(cluster, 3, 1, 2, 0)
-    cluster.delete(f"/apis/apps/v1/namespaces/{TEAM}/statefulsets/db")
-    await settled(lambda: len(cluster.bound(TEAM)) <= 2, 20)
-    for pod in cluster.pods(TEAM):
-        cluster.delete_pod(TEAM, pod["metadata"]["name"])
-    await usage(cluster, 3, 3, 0, 0)
-    pod_spec = {"containers": [{"name": "c", "image": "x"}], "terminationGracePeriodSeconds": 0}
-    template = {"metadata": {"labels": labels}, "spec": pod_spec | {"tolerations": [{"operator": "Exists"}]}}
-    daemons = {"selector": {"matchLabels": {"app": "db"}}, "template": template}
-    cluster.call("POST", f"/apis/apps/v1/namespaces/{TEAM}/daemonsets", {"metadata": {"name": "ds"}, "spec": daemons})
-    await settled(lambda: cluster.bound(TEAM) == NODES, 40, "one guest on each Node")
     await usage(cluster, 3, 0, 3, 0)
 
 

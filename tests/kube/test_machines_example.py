@@ -21,7 +21,7 @@ from moorage_testkit.machines import example
 from moorage_testkit.servers import NatsServer
 
 from .conftest import settled
-from .test_machines import hooks_answer
+from .machines import hooks_answer
 from .test_machines_mesh import CLUSTER, TEAM, Slots
 
 Object = dict[str, Any]

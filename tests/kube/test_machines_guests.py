@@ -13,10 +13,10 @@ from moorage.machine_groups.names import GROUP_VERSION, MACHINE_TYPE, NODE_POOL
 from moorage.model.object_names import NAMESPACE
 from moorage.podspec import pinned_node
 from moorage_testkit.machine_cluster import MachineCluster, MachinesProcess, Refused
-from moorage_testkit.machines import machine
+from moorage_testkit.machines import machine, offline
 
 from .conftest import settled
-from .test_machines import GUEST, SETS, TEAM, cluster, offline, process, ready, the_machine, usage
+from .machines import GUEST, SETS, TEAM, cluster, process, ready, the_machine, usage
 
 __all__ = ["cluster", "process", "ready"]  # fixtures, with a control plane of this module
 DEPLOYMENTS = f"/apis/apps/v1/namespaces/{TEAM}/deployments"
