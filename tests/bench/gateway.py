@@ -189,7 +189,7 @@ async def watchers() -> list[Figure]:
         everybody = asyncio.Event()
 
         class Listener(asyncio.Protocol):
-            """As cheap as it gets, for they share the machine with those they listen to."""
+            """Counts events as cheaply as possible, for listeners share the machine with the gateway."""
 
             def __init__(self) -> None:
                 self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -117,7 +117,7 @@ async def beside(settings: Settings, module: str) -> AsyncIterator[tuple[Bus, st
 
 
 class Floor:
-    """What a decision cannot go below: 3 request-replies, 2 durable acknowledgements, one pass over the node table. Taken
+    """The least that a decision costs: 3 request-replies, 2 durable acknowledgements, one pass over the node table. Taken
     once after each decision, so that both find processes and caches as they are when one thing happens at a time."""
 
     def __init__(self, bus: Bus, rows: int) -> None:

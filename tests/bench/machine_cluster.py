@@ -38,7 +38,7 @@ _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 class Pods:
-    """When Pods were bound and when they were gone, by what a watch says. `most`: the most guests that were bound and not over at any time."""
+    """Records when Pods were bound and when they were gone, by a watch. `most`: the most guests that were bound and not over at any time."""
 
     def __init__(self) -> None:
         self.bound: dict[str, float] = {}
@@ -387,7 +387,7 @@ async def cordoned(times: int = 20) -> list[Figure]:
 
 
 async def held(nodes: int = 1, available: int = 3, seconds: float = 60) -> Figure:
-    """How often the number of replicas changes where fewer slots fit than are available."""
+    """Counts changes of the number of replicas where fewer slots fit than are available."""
     seen: list[int] = []
     async with site(nodes, available, cpu="30", holds=2) as s:
         key = "a-g"

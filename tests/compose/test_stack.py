@@ -36,7 +36,7 @@ def test_everything_runs_and_is_healthy(stack: Stack) -> None:
 
 
 def test_nobody_may_more_than_needed(stack: Stack) -> None:
-    """What the engine was told, and what the kernel says of the processes."""
+    """Checks the configuration of the containers, and the privileges of their processes in the kernel."""
     for name, container in stack.containers().items():
         host = container["HostConfig"]
         assert host["ReadonlyRootfs"] and host["CapDrop"] == ["ALL"] and not host["CapAdd"], name

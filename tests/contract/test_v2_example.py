@@ -193,7 +193,7 @@ def end(rest: HttpClient, path: str) -> None:
 
 
 def applied(rest: HttpClient, path: str, kind: str, name: str) -> tuple[str, dict[str, Any]]:
-    """Where an object runs, and as what."""
+    """Returns where an object runs, and in which form."""
     status = rest.must(200, "GET", f"{path}/status?output=detail&resource={name}")
     for app in status["apps"]:
         for cluster in app["clusters"]:

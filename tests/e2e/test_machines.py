@@ -308,7 +308,7 @@ async def test_a_machine_is_for_those_whom_its_document_allows(mesh: Mesh, tmp_p
 
 
 async def test_a_window_lets_its_guests_in_and_ends_them(mesh: Mesh, tmp_path: Path) -> None:
-    """At rest nothing but the clock says when it begins."""
+    """Checks that a window begins by the clock alone, while nothing else happens."""
     begin = int(time.time()) + AHEAD + 6
     end = begin + 20
 

@@ -341,7 +341,7 @@ async def test_guests_wait_for_a_namespace_of_others_to_be_enabled(
 async def test_objects_that_cannot_be_watched_are_compared(
     plane: ControlPlane, mesh: Mesh, agents: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the rights of `join` the agent does not list Secrets, and it does not watch objects that others created."""
+    """Checks objects that the agent may not list, as Secrets with the rights of `join`, or does not watch, as those of others."""
     monkeypatch.setattr(context, "COMPARE", 0.5)
     given = await asyncio.to_thread(plane.service_account, "least", [*RULES, *OWN_RULES])
     plane.call("POST", "/api/v1/namespaces/default/configmaps", config("theirs", a="theirs"))

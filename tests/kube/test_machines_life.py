@@ -380,7 +380,7 @@ async def nothing(_api: Api) -> None:
 
 
 async def test_a_cluster_with_machines_joins_and_leaves_by_command(cluster: MachineCluster) -> None:
-    """With a whole mesh, whose `slots` lays reservations out by what the agent reports."""
+    """Joins and leaves a whole mesh, whose `slots` plans reservations by the agent's reports."""
     for name in NODES:
         cluster.patch(f"/api/v1/nodes/{name}", {"spec": {"taints": None}})
     where = ["lab/machines", "--kubeconfig", str(cluster.plane.kubeconfig)]

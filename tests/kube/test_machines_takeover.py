@@ -283,7 +283,7 @@ async def test_upgrade_from_objects_as_the_existing_program_leaves_them(cluster:
 async def test_a_cluster_is_taken_over_into_a_mesh_while_processes_are_killed(
     cluster: MachineCluster, tmp_path: Path
 ) -> None:
-    """With a whole mesh, which gives the slots: `machines` and `slots` are killed at each of their steps."""
+    """Kills `machines` and `slots` of a whole mesh at each of their steps."""
     leave_behind(cluster)
     old = f"{MACHINE_GROUP}=g,{POD_ROLE}=reservation"
     await settled(lambda: len(cluster.bound(OTHER_NAMESPACE, old)) == 2 and len(cluster.bound(TEAM)) == 2, 40)

@@ -202,7 +202,7 @@ async def test_a_change_makes_a_new_revision_and_keeps_the_old_one(mesh: Mesh) -
 async def test_old_revisions_are_kept_up_to_a_number_before_the_one_that_runs(
     mesh: Mesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With no status, or before the one that is there ran in full, they are all kept: what ran may be as old as the first."""
+    """Keeps all revisions while there is no status, or none ran in full: the one that runs may be as old as the first."""
     for task in list(mesh.workers):
         await mesh.stop(task)
     monkeypatch.setenv("MOORAGE_REVISIONS_KEPT", "5")

@@ -28,7 +28,7 @@ def guest(uid: str, state: str = "waiting", at: str = "") -> GuestReport:
 
 
 class Cluster:
-    """What a cluster has stored, and the process that reports it."""
+    """A cluster's stored objects, and the process that reports them."""
 
     def __init__(self, service: SlotService) -> None:
         self.service, self.terms, self.version = service, 0, 0

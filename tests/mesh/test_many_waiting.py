@@ -1,4 +1,4 @@
-"""With a thousand waiting groups, new capacity soon goes to the oldest group it may help, and no other group is tried."""
+"""Tests that of a thousand waiting groups the oldest that new capacity may help gets it soon, and no other is tried."""
 
 from __future__ import annotations
 

@@ -207,7 +207,7 @@ async def test_writes_of_one_consumer_take_effect_one_after_the_other(open_merge
 
 
 async def test_a_reshape_and_deletions_cross_neither_decisions_nor_allocations(open_mergers: OpenMergers) -> None:
-    """What consumers hold of a made provider moves to nodes, while groups and others want the same cards."""
+    """Moves the allocations of a made provider to nodes, while groups and others want the same cards."""
     async with open_mergers(hosts, 2) as site:
         clients = await clients_of(site)
         state = clients.storage.state

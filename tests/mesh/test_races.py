@@ -135,7 +135,7 @@ def worker(module: str, settings: Settings) -> Iterator[subprocess.Popen[bytes]]
 async def test_killed_mergers_and_a_restarted_broker_keep_the_log_consistent(
     nats: NatsServer, redis: RedisServer, bus: Bus
 ) -> None:
-    """In the end exactly as many groups as fit are placed, and the log is consistent."""
+    """Checks that in the end exactly as many groups as fit are placed, and that the log is consistent."""
     settings = Settings(nats.url, "", redis.url)
     writer = writer_of(scarce(6))
     store = FleetStore(redis.url)

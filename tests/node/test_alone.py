@@ -1,4 +1,4 @@
-"""Without a kubelet: the pods of a directory, init containers in order, restarts later each time, across restarts of the agent."""
+"""Tests the agent without a kubelet: the pods of a directory, init containers in order, restarts later each time, across restarts of the agent."""
 
 from __future__ import annotations
 

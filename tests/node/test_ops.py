@@ -1,4 +1,4 @@
-"""What `ops/node` delivers is taken by systemd and by an API server as it is."""
+"""Tests that systemd and an API server accept the files of `ops/node` as they are."""
 
 from __future__ import annotations
 

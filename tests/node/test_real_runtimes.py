@@ -1,4 +1,4 @@
-"""With real containers: what the agent decides is in the cgroup of a real process, however the agent is attached."""
+"""Tests real containers: the agent's decision is in the cgroup of a process, however the agent is attached."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ async def test_before_a_kubelet(agent: AgentProcess, containerd: Containerd, tmp
 async def test_a_file_of_the_cgroup_that_a_plugin_sets(
     agent: AgentProcess, containerd: Containerd, tmp_path: Path
 ) -> None:
-    """With cgroups of version 1 no runtime takes `unified`: the agent writes the file itself."""
+    """Checks that the agent writes the file itself with cgroups of version 1, where no runtime takes `unified`."""
     plugin = FakePlugin()
     plugin.info.oci_property_name, plugin.info.allocation_result = "memory.swappiness", "7"
     await plugin.start(agent.root / "plugins_registry" / "p.sock")

@@ -44,7 +44,7 @@ async def commit_others(driver: MeshClient, commits: int) -> None:
 
 
 async def known(driver: MeshClient, names: Sequence[str]) -> set[str]:
-    """What a merger knows of these groups."""
+    """Returns what a merger knows of these groups."""
     asked = EndedGroups(groups=[group(name) for name in names])
     answer = await driver.bus.call(subjects.MERGER_ENDED, asked, EndedGroups)
     return {found.split("/")[1] for found in answer.groups}

@@ -27,7 +27,7 @@ def mesh(make_mesh: MakeMesh) -> Mesh:
 
 
 async def test_streams_keep_nothing_of_groups_that_came_and_went(mesh: Mesh, driver: MeshClient) -> None:
-    """What a deleted key leaves goes by itself, and everything else has a limit or is cut."""
+    """Checks that markers of deleted keys expire, and that everything else has a limit or is cut."""
     await Turnover(driver, 4, 1_000).until(120)
     listed = await driver.bus.nc.jetstream().streams_info()
     found = {info.config.name: info for info in listed}

@@ -118,7 +118,7 @@ async def test_groups_of_a_partitioned_merger_are_decided_by_others(driver: Mesh
 
 @pytest.mark.parametrize("kind", ["patcher", "inventory"])
 async def test_a_partitioned_active_worker_is_replaced(mesh: Mesh, driver: MeshClient, kind: str) -> None:
-    """Of these workers one is active. The proxied one becomes active and is cut off, and another takes over; after healing it steps back."""
+    """Cuts off the worker that is active: another takes over, and after healing it steps back."""
     names = [f"{kind}-{i}" for i in range(4)]
     async with proxied(driver, kind) as (proxy, process):
         (own,) = mesh.pids(kind)

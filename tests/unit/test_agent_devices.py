@@ -391,7 +391,7 @@ _steps = st.tuples(
 
 @given(st.lists(_steps, max_size=12))
 def test_changes_add_up_to_what_is_there(steps: list[tuple[str, str, int, int, str]]) -> None:
-    """In whatever order objects come and go, a receiver of all deltas knows the same as one of a full report."""
+    """Checks that a receiver of all deltas knows the same as one of a full report, in whatever order objects come and go."""
     told, there = Told(ClusterState(), "a", "b"), dict[str, tuple[str, int, int, str]]()
     for name, where, generation, count, pool in steps:
         if where:

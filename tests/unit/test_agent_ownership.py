@@ -1,4 +1,4 @@
-"""Which objects an agent recognises as its own although no record names them: never a copy, whoever made it."""
+"""Tests which objects an agent recognises as its own although no record names them: never a copy."""
 
 from __future__ import annotations
 

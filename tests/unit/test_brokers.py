@@ -1,4 +1,4 @@
-"""What brokers are told: on disk before it is acknowledged, heard by this machine alone, nothing for those without a key."""
+"""Tests the configuration of brokers: messages are on disk before they are acknowledged, and clients of this machine need a key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asserted after every test of a mesh sees what it is there to see, and nothing where all is well."""
+"""Tests the checker that runs after every test of a mesh: it finds each kind of defect, and nothing where all is well."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def test_shrunk_columns_fit_if_they_can(widths: list[int], available: int, named
 
 
 def test_a_real_terminal_is_not_overrun() -> None:
-    """In a terminal of 50 columns, through a pseudo-terminal."""
+    """Prints tables to a pseudo-terminal of 50 columns."""
     code = (
         "from moorage.cli.table import table; from moorage.cli.terminal import out;"
         "out(table(['NAME', 'STATE', 'LABELS'], [['lab/edge-1', 'Ready', 'x' * 300]]))"

@@ -1,4 +1,4 @@
-"""How past decisions ended, from the entries of the history in whatever order they come."""
+"""Tests how past decisions ended, by entries of the history in whatever order they come."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where ResourceQuotas count devices by class, templates name the devices of pins themselves."""
+"""Tests that templates name the devices of pins themselves where ResourceQuotas count devices by class."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def placement(app: str, **spec: Any) -> Intent:
 def refused(
     fleet: Fleet, apps: list[ShapedApp], intents: list[Intent], **others: Answer
 ) -> tuple[ControllerResults, ProposalRefused]:
-    """What the merger knows after it asked the built-in controllers, and others, for reasons."""
+    """Returns what the merger knows after it asked the built-in controllers, and others, for reasons."""
     record = Revision(group="default/shop/v1/default", revision=1, tenant="default", apps=apps, intents=intents)
     ask = Ask(
         group=record.group, revision=1, budget_ms=500, epoch="1.1", tenant="t", apps=apps, intents=intents, explain=True

@@ -1,4 +1,4 @@
-"""What `make install` does is what pip is configured for, and it is shown step by step."""
+"""Tests that `make install` follows the configuration of pip, and shows its steps."""
 
 from __future__ import annotations
 

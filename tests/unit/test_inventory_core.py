@@ -1,4 +1,4 @@
-"""What reports do, without a clock: sessions, gaps, parts, silence, numbers."""
+"""Tests how reports change the inventory, without a clock: sessions, gaps, parts, silence, numbers."""
 
 from __future__ import annotations
 

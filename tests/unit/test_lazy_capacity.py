@@ -1,4 +1,4 @@
-"""What is free is the same whether claims are counted at once or when it is asked for."""
+"""Tests that free amounts are the same whether claims are counted at once or when they are read."""
 
 from __future__ import annotations
 

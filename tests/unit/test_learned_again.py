@@ -1,4 +1,4 @@
-"""What algorithms for devices learned from decisions that stand is learned again from the ledger, alike by everyone."""
+"""Tests that algorithms for devices learn from the ledger what they had learned from its decisions, everyone the same."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ class Entry(NamedTuple):
 
 
 class Key:
-    """What the broker has; whoever is cut off hears nothing for as long as it would wait."""
+    """A key of the broker. A client that is cut off gets no answer for as long as it would wait."""
 
     def __init__(self) -> None:
         self.entry: Entry | None = None
@@ -95,7 +95,7 @@ async def test_a_holder_that_renews_stays_the_holder() -> None:
 @pytest.mark.looptime
 @pytest.mark.parametrize("late", [0.0, 0.3, 0.6, 0.9, 1.2])
 async def test_who_is_cut_off_is_unsure_before_another_begins(late: float) -> None:
-    """At whatever moment between two renewals it happens."""
+    """Cuts off the holder at each moment between two renewals."""
     key = Key()
     one, other = Link(key), Link(key)
     first, second = lease(one), lease(other)

@@ -1,4 +1,4 @@
-"""What consumers of the Placement interface hold, folded from the log: generations, deposed workers, reshapes and snapshots."""
+"""Tests allocations of the Placement interface, folded from the log: generations, deposed workers, reshapes and snapshots."""
 
 from __future__ import annotations
 

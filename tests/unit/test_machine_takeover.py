@@ -1,4 +1,4 @@
-"""What another controller of Machines left is taken over once it is gone: slot by slot, and no running guest stops."""
+"""Tests that slots of another controller of Machines are taken over once it is gone, one by one, and no running guest stops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of what waits something that changed may help."""
+"""Tests which waiting groups a change may help."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_an_update_is_helped_by_any_room_where_the_group_runs() -> None:
 
 
 def test_groups_that_share_rows_share_their_unions() -> None:
-    """With many groups waiting, a union for each of them would cost more than the decisions."""
+    """Checks that groups share unions: with many groups waiting, one for each would cost more than the decisions."""
     rng = np.random.default_rng(1)
     waiting = WaitQueue()
     names = [f"g{i}" for i in range(20)]

@@ -53,7 +53,7 @@ def fleet_with(many: list[NodeReport]) -> Fleet:
 
 
 def score(fleet: Fleet, shapes: list[Shape]) -> float:
-    """What hpa answers; -1 where the app does not fit."""
+    """Returns the score that hpa answers; -1 where the app does not fit."""
     app = ShapedApp(name="a", shapes=shapes)
     found = HardwareAnswers(fleet).answer(Ask(group="g", revision=1, budget_ms=1, epoch="0", tenant="p", apps=[app]))
     answer = found.apps["a"]

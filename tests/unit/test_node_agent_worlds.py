@@ -38,7 +38,7 @@ class Pod(msgspec.Struct):
 
 
 class World(ReportedCluster):
-    """What is true of a cluster, and what inventory and ledger know of it. `obedient`: agents give pods the zones of slots."""
+    """A cluster, and what inventory and ledger know of it. `obedient`: agents give pods the zones of slots."""
 
     def __init__(self, seed: int, *, obedient: bool) -> None:
         super().__init__(seed)

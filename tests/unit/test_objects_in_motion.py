@@ -1,4 +1,4 @@
-"""Which objects of a cluster settling has to read: those that are at rest it leaves as they are."""
+"""Tests which objects of a cluster settling reads: it leaves those at rest as they are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What pods ask of parts, as it travels and is stored."""
+"""Tests how requests for parts are encoded and stored."""
 
 from __future__ import annotations
 

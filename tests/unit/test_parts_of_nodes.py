@@ -1,4 +1,4 @@
-"""What is reported of the inside of nodes becomes parts; what makes no sense is dropped with its descendants, the rest stands."""
+"""Tests that reports of the inside of nodes become parts; parts that make no sense are dropped with those below them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a pod asks, as a request to the parts of one node."""
+"""Tests how the requests of a pod become one to the parts of a node."""
 
 from __future__ import annotations
 

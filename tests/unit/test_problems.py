@@ -1,4 +1,4 @@
-"""What cannot be read is told with its place, in the words of the interface."""
+"""Tests that errors of decoding name the place, in the words of the interface."""
 
 from __future__ import annotations
 

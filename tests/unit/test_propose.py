@@ -1,4 +1,4 @@
-"""What the merger proposes against everything there is to propose, on small fleets: placed if and only if some choice of
+"""Compares the merger's proposals with all possible ones on small fleets: a group is placed if and only if some choice of
 clusters gives every pod a place that all controllers allow."""
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Choice = tuple[tuple[int, ...], ...]  # per app its clusters
 
 
 def gathered(record: Revision, fleet: Fleet, answers: Answers) -> ControllerResults:
-    """As it comes from controllers that all answered in time."""
+    """Returns the answers of controllers that all answered in time."""
     names = [app.name for app in record.apps]
     replies = {name: Reply("answered", msgspec.json.encode(answer), 1.0) for name, answer in answers.items()}
     return gather(Replies(names, [Controller(name=name) for name in answers], replies, {}), fleet)
@@ -316,7 +316,7 @@ def test_what_must_be_together_or_apart_is() -> None:
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_one_that_fits_alone_is_not_kept_from_a_cluster_where_two_do_not_fit(order: tuple[int, int]) -> None:
-    """Where both fail together, each of them may still go there by itself."""
+    """Checks that each of two apps that fail together on a cluster may still go there alone."""
     fleet = fleet_of({"lab/torn": [node(cpu="3"), node(cpu="3")], "lab/small": [node(cpu="2")]})
     apps = [pods("a", 2000, 2), pods("b", 2000)]
     record = revision("g", *(apps[i] for i in order))

@@ -160,7 +160,7 @@ def test_logs_from_before_name_sizes_only() -> None:
 
 @pytest.mark.parametrize("apart", [False, True])
 def test_guests_of_logs_from_before_count_in_the_slots_of_their_type(apart: bool) -> None:
-    """Of those that shared a slot all but one were apart."""
+    """Reads logs where all but one of the guests that shared a slot were apart."""
     claim = reservation_claim("g/half", CLUSTER)
     old = GrantedSlot(uid="u", machine="g/half", cluster=CLUSTER, node="n-0", claim=claim, parent=PARENT, apart=apart)
     assert old.takes == {slot_resource("g/half"): 1}
@@ -383,7 +383,7 @@ def test_apps_of_several_types_are_assigned_together_exactly(seed: int) -> None:
 
 
 def test_what_a_group_has_itself_counts_as_free_for_it_in_every_type() -> None:
-    """Of one slot a group has a half: in its place a whole fits."""
+    """Checks that a whole slot fits in place of the half that the group has."""
     world = World(Kinds(*TREES[0]), slots=1)
     world.reserve(1, 0)
     assert world.decide("app", [("n-0", "g/half")])
@@ -401,7 +401,7 @@ def test_what_a_group_has_itself_counts_as_free_for_it_in_every_type() -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_pods_go_to_slots_that_others_of_their_type_have_opened(seed: int) -> None:
-    """As few slots as can be are opened for them, of all ways to put them on nodes."""
+    """Checks that as few slots are opened as in the best of all ways to put the pods on nodes."""
     rng = Random(seed)
     kinds = Kinds(*TREES[seed % len(TREES)])
     world = World(kinds, slots=rng.randint(2, 5))

@@ -1,4 +1,4 @@
-"""Which pods an agent ends because their claims left devices that failed."""
+"""Tests which pods an agent ends because their claims left devices that failed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is decided for nodes whose kubelets align pods is admitted: while pods come and go in any order, reports of zones are late,
+"""Tests that kubelets that align pods admit what is decided for their nodes, while pods come and go in any order, reports of zones are late,
 two mergers decide on one view, and slots are given back."""
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Machine:
         self.ends += 1
 
     def look(self) -> None:
-        """What the exporter writes next."""
+        """Returns the next report of the exporter."""
         used = {
             f"numa-{i}": {
                 name: format_amount(name, amount - zone.free[name])

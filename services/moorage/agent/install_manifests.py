@@ -109,7 +109,7 @@ def credentials(cluster: str, nats_url: str, seed: str, labels: Mapping[str, str
 
 
 def deployment(image: str = IMAGE, replicas: int = 2) -> Object:
-    """With two replicas, the other one takes over within seconds."""
+    """Returns the agent's Deployment. With two replicas, the standby takes over within seconds."""
     container = {
         "name": "agent",
         "image": image,

@@ -212,7 +212,7 @@ class Objective:
         return ordered
 
     def candidate_pools(self) -> Pools:
-        """For each set of apps that a cluster may take, enough clusters to find an optimum: as many of the best as all
+        """Returns, by set of apps that a cluster may take, enough clusters to find an optimum: as many of the best as all
         replicas can use beside it, for each combination of membership in the counted groups of these apps."""
         total = sum(self.problem.replicas)
         pools: Pools = {}

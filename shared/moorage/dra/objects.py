@@ -59,7 +59,7 @@ class DeviceBody(_Kube, kw_only=True, frozen=True):
 
 
 class Device(DeviceBody, kw_only=True, frozen=True):
-    """In v1beta1 all but the name is in `basic`."""
+    """A device of a ResourceSlice. In v1beta1 all but the name is in `basic`."""
 
     name: str = ""
     basic: DeviceBody | None = None
@@ -107,7 +107,7 @@ class DeviceClass(Object, kw_only=True):
 
 
 class DeviceTaintSelector(_Kube, kw_only=True, frozen=True):
-    """What is not given is not asked for."""
+    """Selects the devices that a DeviceTaintRule taints. Fields without a value select all."""
 
     driver: str | None = None
     pool: str | None = None

@@ -70,7 +70,7 @@ class _Unexplained:
 
 
 class Shortage(NamedTuple):
-    """For host ports the amounts count pods, and the nodes where the port is free."""
+    """The amount of a resource that is short. Of host ports the amounts count pods, and the nodes where the port is free."""
 
     resource: str
     needed: int

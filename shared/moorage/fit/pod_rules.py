@@ -70,13 +70,13 @@ class Near(NamedTuple):
         return mask
 
     def found_in(self, pods: Counts) -> bool:
-        """Whether Kubernetes finds any of the others among these pods: those on nodes without the labels it does not."""
+        """Returns whether Kubernetes finds any of the others among these pods. It ignores pods on nodes without the labels."""
         counted = np.logical_or.reduce([domains >= 0 for domains in self.domains])
         return bool(pods[self.others][:, counted].any())
 
 
 class Spread(NamedTuple):
-    """In no domain with a pod of the shape, the pods of `others` exceed those of any domain by more than `max_skew`.
+    """Limits how far the pods of `others` in a domain with a pod of the shape may exceed those of any domain: by `max_skew`.
     `domains` are those of nodes that count."""
 
     shape: int
@@ -130,11 +130,11 @@ class PodRules:
         return new
 
     def allows(self, packed: Counts) -> bool:
-        """Whether a packing, by group, keeps the rules."""
+        """Returns whether a packing, by group, keeps the rules."""
         return self.holds(self.new_pods(packed))
 
     def holds(self, new: Counts) -> bool:
-        """Whether the rules hold with these pods, by shape, added to those that stand."""
+        """Returns whether the rules hold with these pods, by shape, added to those that stay."""
         total = self.fixed + new
         if not (all(a.holds(new, total) for a in self.apart) and all(s.holds(new, total) for s in self.spread)):
             return False

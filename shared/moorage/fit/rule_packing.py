@@ -125,7 +125,7 @@ class _Placement:
         self.left[group] -= pods
 
     def is_limited(self, group: int) -> bool:
-        """Whether each pod of the group changes where the next may go."""
+        """Returns whether each pod of the group changes where the next may go."""
         shape = self.rules.groups[group]
         apart = any(rule.shape == shape or rule.others[shape] for rule in self.rules.apart)
         return apart or any(rule.shape == shape or rule.others[shape] for rule in self.rules.spread)
@@ -177,7 +177,7 @@ class _Placement:
         return found
 
     def _waits_for_none(self, near: Near, group: int) -> bool:
-        """Whether all that a pod of the group may be near to is placed, and starts without it."""
+        """Returns whether all pods that a pod of the group may be near to are placed, and start without it."""
         supporters = near.others.copy()
         supporters[near.shape] = False
         if (supporters & ~self.rules.starts_free()).any():

@@ -124,7 +124,7 @@ class OneZone(Value, kw_only=True, frozen=True, tag="oneZone"):
 
 
 class RoleZone(Value, kw_only=True, frozen=True, tag="roleZone"):
-    """What plugins of the node's agent give to these groups is of the zone of the first, which is that of a role. Of the others all
+    """Requires that plugins of the node's agent serve these groups from the zone of the first, which is a role's. Of the others all
     else may come from anywhere."""
 
     groups: tuple[str, ...]

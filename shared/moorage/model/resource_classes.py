@@ -90,7 +90,7 @@ class DeviceSource(Strict, kw_only=True):
 
 
 class QuotaItem(Strict, kw_only=True):
-    """At most `count` of the devices that the class selects, through whatever class or claim; `*`: of all devices."""
+    """Limits how many devices that the class selects are held, through whatever class or claim; `*`: of all devices."""
 
     class_: str = msgspec.field(name="class")
     count: int

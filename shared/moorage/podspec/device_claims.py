@@ -54,7 +54,7 @@ class Ask(_Kube, frozen=True):
 
 
 class Request(Ask, frozen=True):
-    """In v1beta1 the fields of `exactly` are the request's own."""
+    """A request of a ResourceClaim. In v1beta1 the fields of `exactly` are the request's own."""
 
     exactly: Ask | None = None
     first_available: list[Ask] | None = None

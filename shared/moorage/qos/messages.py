@@ -196,7 +196,7 @@ class ZoneMiss(Value, kw_only=True, frozen=True):
 
 
 class Refusal(Value, kw_only=True, frozen=True):
-    """Why a container does not get what it asks for. `nearest`: what each zone has, the one that lacks least first."""
+    """The reason why a container does not get what it asks for. `nearest`: what each zone has, the one that lacks least first."""
 
     code: str
     message: str

@@ -34,7 +34,7 @@ Answering = Callable[[Ask], Answer | Coroutine[Any, Any, Answer]]
 
 
 class CannotRun(Exception):
-    """Why controllers cannot be run, for their author. `forbidden`: the names belong to others."""
+    """The reason why controllers cannot be run, for their author. `forbidden`: the names belong to others."""
 
     def __init__(self, message: str, *, forbidden: bool = False) -> None:
         super().__init__(message)

@@ -53,7 +53,7 @@ class Device:
 
 
 class Cluster:
-    """What an agent reports of nodes with these devices, as the fleet and the ledger see it."""
+    """A cluster of nodes with these devices, as an agent reports it and the fleet and the ledger see it."""
 
     def __init__(self, cpu: Mapping[str, int], devices: Sequence[Device], counters: int = 0) -> None:
         self.state, self.names = ClusterState(), list(cpu)

@@ -64,7 +64,7 @@ def _after_a_loss(node: SimulatedNode, scope: str, *, of_records: bool) -> Simul
 
 
 def _given(node: SimulatedNode) -> dict[tuple[str, str], str]:
-    """What containers run on, as the plugin of CPUs says: of a pod as a whole by each container."""
+    """Returns the CPUs of containers by the plugin of CPUs."""
     found = {}
     answer = node.cpu.resources_allocation()
     for uid, record in node.records.items():

@@ -1,4 +1,4 @@
-"""What a node's agent reports: devices of plugins and what pods have of them, zones with CPUs of one's own and huge pages, and what
+"""Tests the reports of a node's agent: devices of plugins and what pods have of them, zones with CPUs of one's own and huge pages, and what
 its roles get."""
 
 from __future__ import annotations

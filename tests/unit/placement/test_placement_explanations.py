@@ -1,4 +1,4 @@
-"""Why a query has no candidates: the counts of each group, and the reason with its numbers."""
+"""Tests explanations of queries without candidates: the counts of each group, and the reason with its numbers."""
 
 from __future__ import annotations
 

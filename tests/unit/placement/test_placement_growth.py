@@ -1,4 +1,4 @@
-"""What is made and deleted leaves nothing behind, however often."""
+"""Tests that records that are made and deleted leave nothing behind, however often."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def test_without_same_subtree_cards_of_other_zones_are_candidates_too(numa: Serv
 
 
 def test_an_apart_group_comes_from_another_zone(numa: Service) -> None:
-    """What the specification leaves for later: `!` in same_subtree."""
+    """Checks `!` in same_subtree, which the specification leaves for later."""
     found = numa.candidates(
         "resources_COMPUTE=VCPU:2,MEMORY_MB:512&resources_ACCEL=FPGA:1&same_subtree=_COMPUTE,!_ACCEL"
     )

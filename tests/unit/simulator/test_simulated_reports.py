@@ -91,7 +91,7 @@ def test_a_refused_cluster_tries_again_and_does_not_delay_the_rest() -> None:
 
 
 def test_a_replaced_simulator_returns_only_when_the_other_is_silent() -> None:
-    """With the real inventory: the second takes over at once, and the first returns when the second is silent."""
+    """Checks with the real inventory that the second takes over at once, and the first returns when the second is silent."""
     inventory = FleetState(FleetWriter(), 1)
     list(inventory.begin({}, 0.0))
     wanted = expand(decode({"clusters": [{"name": "a"}]}))

@@ -93,7 +93,7 @@ class DevicesMoved(Model, kw_only=True, omit_defaults=False):
 
 
 class DevicesMoveEdit(Model, kw_only=True, forbid_unknown_fields=True):
-    """Without a kind, pods may leave failed devices of every kind."""
+    """Allows pods to leave failed devices of a kind, or of every kind without one."""
 
     cluster: str
     kind: str = ""

@@ -56,7 +56,7 @@ class MassFailure(NamedTuple):
 
 
 class Leaving(NamedTuple):
-    """Why pods leave a device, or will at a time."""
+    """The reason why pods leave a device, or will at a time."""
 
     why: str
     at: float

@@ -23,7 +23,7 @@ from .responses import order_reasons
 
 @dataclass(slots=True)
 class ProposalRefused:
-    """Why there is no decision. `final`: only changed documents help. `overtaken`: others took the room each time it was
+    """The reasons why there is no decision. `final`: only changed documents help. `overtaken`: others took the room each time it was
     found. `blocking`: the apps that cannot be placed, the one that lacks most first."""
 
     reasons: list[Reason]

@@ -29,7 +29,7 @@ class ActionResult(NamedTuple):
 
 
 class Contributed(NamedTuple):
-    """With `reasons`, nothing may change on any cluster. `retry`: asking again may help."""
+    """The changes of action controllers. With `reasons`, nothing may change on any cluster. `retry`: asking again may help."""
 
     contributions: list[Contribution]
     reasons: list[Reason]

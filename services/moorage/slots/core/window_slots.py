@@ -35,7 +35,7 @@ Ends = Mapping[NodeKey, Sequence[float]]
 
 
 class SlotEnds(NamedTuple):
-    """When those are over who have slots that no window keeps for them, by node. `lent`: of whom slots that windows keep later."""
+    """The times when guests end whose slots no window keeps for them, by node. `lent`: those whose slots windows keep later."""
 
     others: Ends = MappingProxyType({})
     lent: Ends = MappingProxyType({})
