@@ -16,7 +16,7 @@ from moorage.fleet import Fleet
 from moorage.model.reports import Taint
 from moorage.model.shapes import OptionalNeed, Requirement, Shape, Toleration
 from moorage.model.slots import Slot
-from moorage.selectors import selector_matches, tolerated
+from moorage.selectors import term_matches, tolerated
 
 from .fleets import node
 
@@ -95,9 +95,10 @@ def labels_of(rows: Rows, row: int) -> dict[str, str]:
 
 
 def may(rows: Rows, row: int, s: Shape) -> bool:
+    labels = labels_of(rows, row)
     return (
         bool(rows.usable[row])
-        and selector_matches(s.terms, labels_of(rows, row))
+        and (not s.terms or any(term_matches(term, labels) for term in s.terms))
         and tolerated(rows.taint_sets[rows.taintset[row]], s.tolerations)
     )
 

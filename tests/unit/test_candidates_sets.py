@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorage.candidates import decode_set, pack, pack_levels, unpack, unpack_levels
-from moorage.model.candidates import Answer, AppAnswer, CandidateGroup, Level, PackedSet
+from moorage.candidates import decode_set, pack, unpack, unpack_levels
+from moorage.controllers.hardware.core.levels import levels_of
+from moorage.model.candidates import LEVELS, Answer, AppAnswer, CandidateGroup, Level, PackedSet
 
 
 @given(st.lists(st.booleans(), max_size=300), st.integers(0, 400))
@@ -95,14 +96,17 @@ def test_oversized_sets_are_refused() -> None:
 @given(st.lists(st.sampled_from([0.0, 1 / 3, 0.25, 0.9, 1.0]), max_size=60))
 def test_levels_survive_encoding(values: list[float]) -> None:
     scores = np.array(values, dtype=np.float64)
-    assert np.array_equal(unpack_levels(pack_levels(scores), {}, scores.size), scores)
+    levels = [Level(value=value, clusters=pack(scores == value)) for value in set(values) - {0.0}]
+    assert np.array_equal(unpack_levels(levels, {}, scores.size), scores)
 
 
 def test_too_many_values_round_down_to_fifteenths() -> None:
-    scores = np.linspace(0, 1, 101)
-    levels = pack_levels(scores)
-    assert len(levels) <= 16
-    back = unpack_levels(levels, {}, scores.size)
+    met = np.arange(101)
+    scores, back = met / 100, np.zeros(101)
+    levels = levels_of(met, 100)
+    assert len(levels) <= LEVELS
+    for value, clusters in levels:
+        back[clusters] = value
     assert np.all(back <= scores + 1e-9)
     assert np.all(scores - back < 1 / 15 + 1e-9)
 

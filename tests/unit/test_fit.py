@@ -16,7 +16,6 @@ from moorage.fit import (
     assign,
     by_weight,
     combinations,
-    still_fits,
     unsupported_reason,
 )
 from moorage.fit.budget import BudgetExceeded
@@ -130,7 +129,6 @@ def test_assignments_are_exact(many: list[NodeReport], group: list[Shape]) -> No
         assert all(slot.resources == {r: n for r, n in need_of(s, which).items() if n} for slot in runs)
         places = tuple(sorted(rows[slot.node] for slot in runs for _ in range(slot.count)))
         assert places in [tuple(sorted(way)) for way in placements(fleet, rows_in(fleet, 0), s, which)]
-    assert still_fits(fleet, where, group, result.slots)
     # No combination of optional needs that is heavier could have been granted.
     if sum(s.count for s in group) <= 8:
         weight = sum(group[n].optional[i].weight for n, which in enumerate(result.met) for i in which)
@@ -156,16 +154,6 @@ def test_all_pods_of_an_object_get_an_optional_need_or_none() -> None:
         result = assign(fleet, fleet.rows_of(0), [shape(count=count, optional=[optional])])
         assert isinstance(result, Assigned)
         assert result.met == met
-
-
-def test_slots_taken_by_others_no_longer_fit() -> None:
-    fleet = fleet_of({"lab/a": [node(cpu="4"), node(cpu="3")]})
-    where, group = fleet.rows_of(0), [shape(resources={"cpu": 2000}, count=3)]
-    result = assign(fleet, where, group)
-    assert isinstance(result, Assigned)
-    assert still_fits(fleet, where, group, result.slots)
-    fleet.take(int(where[0]), {"cpu": 1000})
-    assert not still_fits(fleet, where, group, result.slots)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from moorage.model.documents import Term
 from moorage.model.reports import Taint
 from moorage.model.shapes import Requirement, Toleration
-from moorage.selectors import LabelIndex, TaintIndex, select_clusters, selector_matches, term_matches, tolerated
+from moorage.selectors import LabelIndex, TaintIndex, select_clusters, term_matches, tolerated
 from moorage_testkit.fleets import fleet_of
 
 keys = st.sampled_from(["a", "b", "c"])
@@ -67,10 +67,8 @@ def test_each_operator_matches_as_in_kubernetes(
     assert term_matches([Requirement(key="k", operator=operator, values=bound)], labels) is expected
 
 
-def test_an_empty_conjunction_selects_nothing_and_no_terms_everything() -> None:
+def test_an_empty_conjunction_selects_nothing() -> None:
     assert not term_matches([], {"a": "x"})
-    assert not selector_matches([[]], {"a": "x"})
-    assert selector_matches([], {})
 
 
 @given(label_sets, label_sets, st.lists(requirements, max_size=3).map(tuple))

@@ -15,12 +15,11 @@ from .choice import (
     choose,
     value_parts,
 )
-from .cluster_sets import LEVELS, Mask, Scores, decode_set, pack, pack_levels, unpack, unpack_levels
+from .cluster_sets import Mask, Scores, decode_set, pack, unpack, unpack_levels
 from .decode import CountedGroup, DecodedAnswer, DecodedAppAnswer, DecodedRule, decode_answer
 from .merge import CountMismatch, PlacementProblem, WeightedAnswer, disjoint_sets, merge
 
 __all__ = [
-    "LEVELS",
     "Choice",
     "ChoiceBasis",
     "CountMismatch",
@@ -44,7 +43,6 @@ __all__ = [
     "disjoint_sets",
     "merge",
     "pack",
-    "pack_levels",
     "unpack",
     "unpack_levels",
     "value_parts",

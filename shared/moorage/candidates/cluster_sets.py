@@ -14,15 +14,12 @@ import numpy as np
 import pyroaring
 from numpy.typing import NDArray
 
-from moorage.model.candidates import Level, PackedSet, WireSet
+from moorage.model.candidates import LEVELS, Level, PackedSet, WireSet
 
 Mask = NDArray[np.bool_]
 Scores = NDArray[np.float64]
 #: 0 is the lowest.
 Ranks = NDArray[np.int64]
-
-#: A score has at most this many levels. More would make the answer larger without a better choice.
-LEVELS = 16
 
 
 class Unpacked(NamedTuple):
@@ -90,18 +87,6 @@ def decode_set(wire: WireSet, ids: Mapping[str, int], size: int) -> Unpacked:
 
 def unpack(wire: WireSet, ids: Mapping[str, int], size: int) -> Mask:
     return decode_set(wire, ids, size).mask
-
-
-def pack_levels(scores: Scores) -> list[Level]:
-    """Encodes scores in 0..1 as levels, leaving out zero. More than LEVELS distinct values are rounded down to
-    fifteenths."""
-    clipped = np.clip(scores, 0.0, 1.0)
-    values = np.unique(clipped[clipped > 0])
-    if values.size > LEVELS:
-        # The small addend keeps 3/15 from being rounded down to 2/15.
-        clipped = np.floor(clipped * (LEVELS - 1) + 1e-9) / (LEVELS - 1)
-        values = np.unique(clipped[clipped > 0])
-    return [Level(value=float(v), clusters=pack(clipped == v)) for v in values]
 
 
 def unpack_levels(levels: list[Level], ids: Mapping[str, int], size: int) -> Scores:

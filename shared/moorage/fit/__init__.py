@@ -4,7 +4,7 @@ columns of nodes, and the only code that packs."""
 from __future__ import annotations
 
 from .asked_parts import asks_parts, without_parts
-from .assign import assign, keeps_rules, still_fits
+from .assign import assign, keeps_rules
 from .cluster_fit import MAX_COMBINED, Fit, by_weight, unsupported_reason
 from .cluster_nodes import Assigned, Unassigned
 from .combinations import combinations, grants_of, needs_by_weight
@@ -41,7 +41,6 @@ __all__ = [
     "keeps_rules",
     "largest_shortage",
     "needs_by_weight",
-    "still_fits",
     "unsupported_reason",
     "without_parts",
 ]

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-import numpy as np
-
 from moorage.model.claims import Slot
 from moorage.model.shapes import Shape
 
@@ -18,10 +16,9 @@ from .budget import BudgetExceeded
 from .cluster_fit import unsupported_reason
 from .cluster_nodes import MAX_STEPS, Assigned, ClusterNodes, Unassigned, pods_of
 from .combinations import Need, combinations, needs_by_weight
-from .node_filter import eligible
 from .packing import Packed, PackingSolutions
 from .pod_rules import compile_rules
-from .protocols import Amounts, Ids, Rows
+from .protocols import Ids, Rows
 
 
 def keeps_rules(
@@ -110,23 +107,3 @@ def _try_pack(cluster: ClusterNodes, granted: Sequence[Sequence[int]], steps: in
     except BudgetExceeded:
         return None
     return None if isinstance(packed, int) else packed
-
-
-def still_fits(rows: Rows, where: Ids, shapes: Sequence[Shape], slots: Sequence[Sequence[Slot]]) -> bool:
-    """Checks that slots assigned earlier still fit; other commits and changes of nodes may have taken their capacity."""
-    by_name = {rows.node_name(int(row)): at for at, row in enumerate(where)}
-    used: dict[str, Amounts] = {}
-    for shape, runs in zip(shapes, slots, strict=True):
-        feasible = eligible(rows, shape, where)
-        for slot in runs:
-            at = by_name.get(slot.node)
-            if at is None or not feasible[at]:
-                return False
-            for resource, amount in slot.resources.items():
-                column = used.setdefault(resource, np.zeros(len(where), np.int64))
-                column[at] += amount * slot.count
-    for resource, column in used.items():
-        free = rows.free(resource)
-        if free is None or (column > free[where])[column > 0].any():
-            return False
-    return True

@@ -60,6 +60,10 @@ class CandidateGroup(Model, kw_only=True):
     partial: bool = False
 
 
+#: A score has at most this many levels. More would make the answer larger without a better choice.
+LEVELS = 16
+
+
 class Level(Model, kw_only=True):
     value: float
     clusters: WireSet

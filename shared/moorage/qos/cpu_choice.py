@@ -83,18 +83,6 @@ class Accumulator:
         free = self.available if available is None else available
         return [n for _, n in sorted([((mask & free).bit_count(), n) for n, mask in masks if mask & free])]
 
-    def free_numas(self) -> list[int]:
-        return self._whole(self.numas(), self.topology.numas)
-
-    def free_sockets(self) -> list[int]:
-        return self._whole(self.sockets(), self.topology.sockets)
-
-    def free_cores(self) -> list[int]:
-        return self._whole(self.cores(), self.topology.cores)
-
-    def _whole(self, numbers: Iterable[int], masks: Mapping[int, int]) -> list[int]:
-        return [number for number in numbers if masks[number] & self.available == masks[number]]
-
     # --- taking
 
     def take_whole_numas(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .labels import LabelIndex, Terms, requirement_matches, selector_matches, term_matches
+from .labels import LabelIndex, Terms, requirement_matches, term_matches
 from .placement_terms import ClusterView, select_clusters
 from .taints import TaintIndex, tolerated
 
@@ -13,7 +13,6 @@ __all__ = [
     "Terms",
     "requirement_matches",
     "select_clusters",
-    "selector_matches",
     "term_matches",
     "tolerated",
 ]

@@ -53,11 +53,6 @@ def term_matches(requirements: Sequence[Requirement], labels: Mapping[str, str])
     return bool(requirements) and all(requirement_matches(r, labels.get(r.key)) for r in requirements)
 
 
-def selector_matches(terms: Terms, labels: Mapping[str, str]) -> bool:
-    """Returns whether any of the terms matches; without terms everything does."""
-    return not terms or any(term_matches(term, labels) for term in terms)
-
-
 class _Column:
     """The values of one key over the label sets, as numbers; -1: the set lacks the key."""
 

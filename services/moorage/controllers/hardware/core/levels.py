@@ -8,10 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moorage.fit import MAX_COMBINED, Fit, by_weight, combinations
+from moorage.model.candidates import LEVELS
 from moorage.sdk import EXCLUSIVE, Fleet, Mask, Shape, ShapedApp
 
-#: An answer has at most this many levels. Scores are exact up to that, beyond it fifteenths, rounded down.
-LEVELS = 16
 #: Weights up to this are found by counting, which needs no sorting.
 _MAX_COUNTED = 1 << 12
 
@@ -25,7 +24,7 @@ def levels(
     if silent is not None and (silent & allowed).any() and (allowed & ~silent).any():
         reports = (allowed & ~silent).astype(np.int64)
         met, weight = (met + 2 * weight * reports, 3 * weight) if weight else (reports, 1)
-    return _levels_of(met, weight) if weight else []
+    return levels_of(met, weight) if weight else []
 
 
 def _met_weight(
@@ -60,8 +59,8 @@ def _granted(fit: Fit, shape: Shape, needs: Sequence[int]) -> Mask:
     return fit.granted(subset, sum(rank >= MAX_COMBINED for rank in ranks))
 
 
-def _levels_of(met: NDArray[np.int64], total: int) -> list[tuple[float, Mask]]:
-    """Returns the scores met ÷ total with their clusters."""
+def levels_of(met: NDArray[np.int64], total: int) -> list[tuple[float, Mask]]:
+    """Returns the scores met ÷ total with their clusters: exact if there are at most LEVELS, else fifteenths, rounded down."""
     values = _different(met, total)
     if len(values) > LEVELS:
         met, total = (LEVELS - 1) * met // total, LEVELS - 1
