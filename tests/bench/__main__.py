@@ -17,6 +17,7 @@ from .decisions import one_at_a_time, throughput, updates
 from .device_choice import device_choice
 from .device_claims import device_claims
 from .device_decisions import device_decisions
+from .device_quotas import device_quotas
 from .explain import explain
 from .failing_devices import failing_devices
 from .gateway import lists, posts, watchers
@@ -60,6 +61,7 @@ ALL: dict[str, Callable[[], Awaitable[list[Figure]]]] = {
     "device-choice": device_choice,
     "device-claims": device_claims,
     "device-decisions": device_decisions,
+    "device-quotas": device_quotas,
     "resource-classes": resource_classes,
     "placement-candidates": candidates,
     "placement-traps": traps,

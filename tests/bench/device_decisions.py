@@ -40,7 +40,7 @@ def _device(number: int, held: int) -> dict[str, Any]:
     return {"name": f"gpu-{number}", "kind": "nvidia-gpu", "vendor": "nvidia", "properties": properties, "used": used}
 
 
-def _fleet_file(*, uuids: bool = False) -> dict[str, Any]:
+def fleet_file(*, uuids: bool = False) -> dict[str, Any]:
     """Returns clusters of five sorts, with nodes of two: of some, devices are held. With `uuids` each device has one."""
 
     def node(name: str, held: int) -> dict[str, Any]:
@@ -76,22 +76,24 @@ def _with_uuids(cluster: dict[str, Any]) -> dict[str, Any]:
     return cluster
 
 
-def _class(name: str, **requirements: tuple[str, str]) -> bytes:
+def class_object(name: str, **requirements: tuple[str, str]) -> bytes:
     expressions = [{"key": k, "operator": o, "values": [v]} for k, (o, v) in requirements.items()]
     spec = {"resourceSelector": [{"matchExpressions": expressions}]}
     return msgspec.json.encode({"kind": "ResourceClass", "metadata": {"name": name}, "spec": spec})
 
 
-def _document(name: str, *, devices: bool) -> bytes:
-    document = deployment(name, cpu="100m")
+def document(name: str, *, devices: bool, project: str = "", pods: int = 1) -> bytes:
+    found = deployment(name, cpu="100m", pods=pods)
+    if project:
+        found["metadata"]["project"] = project
     if devices:
-        app = document["spec"]["apps"][0]
+        app = found["spec"]["apps"][0]
         (consumer,) = app.get("consumers") or [
             {"object": {"kind": "Deployment", "name": app["manifests"][0]["metadata"]["name"]}}
         ]
         needs = [{"name": "gpu", "class": "big"}, {"name": "nic", "class": "fast", "count": "100m"}]
         app["consumers"] = [{**consumer, "needs": [*consumer.get("needs", []), *needs]}]
-    return msgspec.json.encode(document)
+    return msgspec.json.encode(found)
 
 
 async def device_decisions() -> list[Figure]:
@@ -103,20 +105,20 @@ async def _figures(*, uuids: bool) -> list[Figure]:
     samples: dict[bool, list[float]] = {False: [], True: []}
     with Mesh() as mesh:
         file = mesh.state / "fleet.json"
-        file.write_bytes(msgspec.json.encode(_fleet_file(uuids=uuids)))
+        file.write_bytes(msgspec.json.encode(fleet_file(uuids=uuids)))
         async with fleet(mesh, CLUSTERS, file=file) as simulated:
             bus = await Bus.connect(mesh.settings, worker="admin")
             asked = Decisions(bus)
             await asked.start()
             for one in (
-                _class("big", Kind=("In", "nvidia-gpu"), memory=("GtEq", "40Gi")),
-                _class("fast", Kind=("In", "nic"), speed=("GtEq", "10Gbps")),
+                class_object("big", Kind=("In", "nvidia-gpu"), memory=("GtEq", "40Gi")),
+                class_object("fast", Kind=("In", "nic"), speed=("GtEq", "10Gbps")),
             ):
                 await bus.request("moorage.intents.apply", one)
             for i in range(-20, TIMES):
                 for devices in (False, True):
                     name = f"{'with' if devices else 'without'}-{i}"
-                    phase, took = await asked.decide(name, _document(name, devices=devices))
+                    phase, took = await asked.decide(name, document(name, devices=devices))
                     if phase != "placed" and i >= 0:
                         raise RuntimeError(f"{name} is {phase}")
                     if i >= 0:
@@ -125,7 +127,7 @@ async def _figures(*, uuids: bool) -> list[Figure]:
 
             async def one_of_many(i: int) -> None:
                 async with gate:
-                    await asked.decide(f"many-{i}", _document(f"many-{i}", devices=True))
+                    await asked.decide(f"many-{i}", document(f"many-{i}", devices=True))
 
             cpu = CpuTimes(mesh, fleet=simulated.pid)
             began = time.perf_counter()

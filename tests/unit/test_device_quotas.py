@@ -113,8 +113,11 @@ def test_each_project_has_a_quota_of_its_own() -> None:
 
 def test_decisions_of_one_commit_count_together() -> None:
     world = World(quota(all=4))
-    assert world.quotas.check(holding("y", 2), [holding("x", 2)]) is None
-    assert world.quotas.check(holding("y", 3), [holding("x", 2)]) is not None
+    batch = world.quotas.batch()
+    assert batch.check(holding("x", 2)) is None
+    assert batch.check(holding("y", 3)) is not None
+    assert batch.check(holding("y", 2)) is None
+    assert batch.check(holding("z", 1)) is not None
 
 
 def test_an_update_takes_over_what_its_object_holds() -> None:

@@ -119,6 +119,7 @@ class Committer:
         """Drops what may not be appended any more, puts off what must wait for the next commit, and returns the rest. The order
         matters: room that a dropped decision gives back is free for those after it."""
         batch = Batch(self._follower.ledger, self._capacity)
+        quotas = self._quotas.batch() if self._quotas is not None else None
         good: list[_Pending] = []
         later: list[_Pending] = []
         size = _ENVELOPE
@@ -128,9 +129,8 @@ class Committer:
                 why = handler_of(pending.entry).check(pending.entry, batch)
             if why is NO_ROOM and self._decided_again(pending):
                 why = None
-            if why is None and self._quotas is not None and isinstance(pending.entry, Decision):
-                before = [one.entry for one in good if isinstance(one.entry, Decision)]
-                why = self._quotas.check(pending.entry, before)
+            if why is None and quotas is not None and isinstance(pending.entry, Decision):
+                why = quotas.check(pending.entry)
             if why is None and size + len(pending.raw) > MAX_BYTES:  # one that was made anew is larger
                 later += pendings[number:]
                 break
