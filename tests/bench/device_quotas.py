@@ -15,7 +15,7 @@ from .harness import Figure, percentiles
 from .workload import Decisions
 
 HELD, PODS = 10_000, 25
-TIMES = 100
+TIMES = 200
 
 
 def _quota(project: str) -> bytes:
@@ -50,7 +50,7 @@ async def device_quotas() -> list[Figure]:
             await asyncio.gather(*(hold(i) for i in range(HELD // 2 // PODS)))  # each pod has two devices
             await asyncio.sleep(5)  # the pods run
             for i in range(-20, TIMES):
-                for project, found in samples.items():
+                for project, found in sorted(samples.items(), reverse=bool(i % 2)):
                     name = f"{project}-{i}"
                     phase, took = await asked.decide(name, document(name, devices=True, project=project))
                     if phase != "placed":
