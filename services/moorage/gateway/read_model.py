@@ -42,6 +42,8 @@ _event = msgspec.json.Decoder(Event).decode
 _shown = msgspec.json.Decoder(ShownResource).decode
 _document = msgspec.json.Decoder(dict[str, Any]).decode
 
+#: Seconds within which who wrote something can read it, however busy the machine is; then the answer comes without waiting.
+SHOWN_WITHIN = 10.0
 #: Decision events that have an Attempt as data; the patcher's phases are in the status.
 _ATTEMPT_PHASES = ("placed", "pending", "failed")
 #: Groups without a record of which something is kept: the record is on its way, or was deleted.
@@ -320,7 +322,7 @@ class ReadModel:
         self._seqs[group] = decision, desired.seq or desired.version
         return self._seqs[group][1]
 
-    async def wait_for_group(self, group: str, within: float = 1.0) -> None:
+    async def wait_for_group(self, group: str, within: float = SHOWN_WITHIN) -> None:
         """Waits until an acknowledged write is mirrored, so that the writer can read it."""
         with contextlib.suppress(NoAnswer, TimeoutError):
             entry = await self.bus.bucket(stores.GROUPS).get(group_tokens(group))
@@ -328,7 +330,7 @@ class ReadModel:
                 while not self._is_mirrored(group, None if entry is None else entry.revision):
                     await self._changed.wait()
 
-    async def wait_for_document(self, key: str, within: float = 1.0) -> None:
+    async def wait_for_document(self, key: str, within: float = SHOWN_WITHIN) -> None:
         """Waits like `wait_for_group` for a standalone intent."""
         with contextlib.suppress(NoAnswer, TimeoutError):
             entry = await self.bus.bucket(stores.DOCUMENTS).get(key)
@@ -338,7 +340,7 @@ class ReadModel:
                 while entry is None and key in self.document_revisions:
                     await self._changed.wait()
 
-    async def wait_for_fleet_object(self, key: str, within: float = 1.0) -> None:
+    async def wait_for_fleet_object(self, key: str, within: float = SHOWN_WITHIN) -> None:
         """Waits like `wait_for_group` for a resource class or what belongs to it."""
         with contextlib.suppress(NoAnswer, TimeoutError):
             entry = await self.bus.bucket(stores.CLASSES).get(key)
