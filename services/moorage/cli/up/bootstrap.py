@@ -25,8 +25,8 @@ from ..placement_text import why_text
 if TYPE_CHECKING:
     from moorage.bus import FoundWorker, Settings
 
-_READY_SECONDS = 30.0
-_RUNNING_SECONDS = 30.0
+_READY_SECONDS = 90.0
+_RUNNING_SECONDS = 60.0
 #: Seconds between two looks at what is about to change.
 _PAUSE = 0.05
 

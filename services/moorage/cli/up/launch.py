@@ -146,7 +146,7 @@ def _start_brokers(supervisor: Supervisor, secrets: Credentials, wanted: str) ->
 
     for process, ready in waits:
         supervisor.say(f"starting {process.kind}")
-        supervisor.wait_until(ready, 20, process.kind, process)
+        supervisor.wait_until(ready, 60, process.kind, process)
     return redis_for
 
 
