@@ -43,7 +43,7 @@ class AgentProcess(Resource):
         if self.process is not None:
             self.process.send_signal(number)
             self.process.send_signal(signal.SIGCONT)
-            ended(self.process, 20)
+            ended(self.process, 60)
             self.process = None
 
     def remove(self) -> None:

@@ -60,13 +60,13 @@ class Engine:
         plugin = str(self.directory / "config")
         return {**kept, "PATH": f"{PATH}:{kept.get('PATH', '')}", "DOCKER_HOST": self.host, "DOCKER_BUILDKIT": "0", "DOCKER_CONFIG": plugin}  # fmt: skip
 
-    def docker(self, *arguments: str, seconds: float = 120) -> str:
+    def docker(self, *arguments: str, seconds: float = 300) -> str:
         return self._checked(["docker", *arguments], None, seconds)
 
     def compose(self, project: Path, *arguments: str, seconds: float = 300) -> str:
         return self._checked([str(cache() / "docker-compose"), *arguments], project, seconds)
 
-    def piped(self, project: Path, *arguments: str, data: bytes = b"", seconds: float = 120) -> bytes:
+    def piped(self, project: Path, *arguments: str, data: bytes = b"", seconds: float = 300) -> bytes:
         """Runs Compose with bytes as its input and output."""
         return self._done([str(cache() / "docker-compose"), *arguments], project, seconds, data)
 
@@ -89,7 +89,7 @@ class Engine:
         self._turn = (cache() / ".turn").open("w")
         fcntl.flock(self._turn, fcntl.LOCK_EX)
         self._forward = _FORWARD.read_text()
-        self._rules = self._checked(["iptables-save"], None, 10)
+        self._rules = self._checked(["iptables-save"], None, 60)
         places = ["--data-root", f"{d}/data", "--exec-root", f"{d}/exec", "-p", f"{d}/d.pid"]
         # The daemon has no bridge: builds have no network, and projects create their own.
         command = ["dockerd", "-H", self.host, *places, "--bridge", "none"]
@@ -97,7 +97,7 @@ class Engine:
             process = subprocess.Popen(command, env=self.environment, stdout=log, stderr=log, start_new_session=True)
         self._process = process
         try:
-            end = time.monotonic() + 60
+            end = time.monotonic() + 120
             while subprocess.run(["docker", "info"], env=self.environment, capture_output=True, check=False).returncode:
                 if process.poll() is not None or time.monotonic() > end:
                     raise RuntimeError(f"dockerd does not start:\n{(d / 'dockerd.log').read_text()[-4000:]}")
@@ -112,7 +112,7 @@ class Engine:
         """Stops the daemon and its containers and removes its network rules."""
         self._process.terminate()
         try:
-            self._process.wait(30)
+            self._process.wait(60)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

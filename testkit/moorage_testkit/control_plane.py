@@ -75,7 +75,7 @@ class ControlPlane(Resource):
         self._run_server()
 
     def finish(self) -> None:
-        self.until(self.ready, 60, "kube-apiserver")
+        self.until(self.ready, 100, "kube-apiserver")
         config = ["--kubeconfig", str(self.kubeconfig)]
         scheduler, controllers, kubelets = self._others
         if self._scheduler:
@@ -141,7 +141,7 @@ class ControlPlane(Resource):
     def start_server(self) -> None:
         """Starts the API server and waits until it is ready."""
         self._run_server()
-        self.until(self.ready, 60, "kube-apiserver")
+        self.until(self.ready, 100, "kube-apiserver")
 
     def _run_server(self) -> None:
         keys = self.directory
@@ -201,7 +201,7 @@ class ControlPlane(Resource):
         )
         tls = ssl.create_default_context()
         tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
-        with urllib.request.urlopen(request, timeout=10, context=tls) as response:
+        with urllib.request.urlopen(request, timeout=60, context=tls) as response:
             data: bytes = response.read()
             return data
 
@@ -250,7 +250,7 @@ class ControlPlane(Resource):
             process.send_signal(signal.SIGCONT)
             process.kill()
         for process in self.processes.values():
-            process.wait(10)
+            process.wait(60)
         self.processes = {}
 
     def remove(self) -> None:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from .mesh import Mesh
+from .polling import LEAST
 
 
 class Response(NamedTuple):
@@ -72,7 +73,7 @@ class HttpClient:
         return self(method, path, data, kind=f"multipart/form-data; boundary={boundary}")
 
     def until(self, path: str, true: Callable[[Any], bool], seconds: float = 40) -> Any:
-        end = time.monotonic() + seconds
+        end = time.monotonic() + max(seconds, LEAST)
         while True:
             found = self.must(200, "GET", path)
             if true(found):

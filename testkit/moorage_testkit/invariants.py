@@ -178,7 +178,7 @@ def _parts_in(fleet: Fleet, row: int, *, shared: bool = False) -> dict[str, int]
     }
 
 
-async def room_now(redis_url: str, seconds: float = 20) -> Room:
+async def room_now(redis_url: str, seconds: float = 60) -> Room:
     """Returns the capacity of the clusters that are known now. An unreadable fleet is an error, too."""
     store, last = FleetStore(redis_url), ""
     try:

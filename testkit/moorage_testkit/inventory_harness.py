@@ -61,7 +61,7 @@ class InventoryHarness:
         fleet = Fleet()
         follower = FleetFollower(self.settings.redis_url, fleet)
         self.followers.append(follower)
-        await asyncio.wait_for(follower.start(), 20)
+        await asyncio.wait_for(follower.start(), 60)
         return fleet
 
     async def stored_events(self, cluster: str) -> list[tuple[int, Event]]:

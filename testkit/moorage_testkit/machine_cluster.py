@@ -54,7 +54,7 @@ class MachineCluster:
             headers={"Authorization": f"Bearer {self.plane.token}", "Content-Type": content_type},
         )
         try:
-            with urllib.request.urlopen(request, timeout=20, context=self._tls) as response:
+            with urllib.request.urlopen(request, timeout=60, context=self._tls) as response:
                 found: Object = msgspec.json.decode(response.read())
                 return found
         except urllib.error.HTTPError as error:
@@ -180,7 +180,7 @@ class MachinesProcess:
 
     def stop(self, number: int = signal.SIGTERM) -> None:
         self.process.send_signal(number)
-        ended(self.process, 20)
+        ended(self.process, 60)
 
     def remove(self) -> None:
         if self.process.poll() is None:

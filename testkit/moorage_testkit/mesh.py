@@ -57,7 +57,7 @@ class Mesh(Resource):
         self.checked = True  # check the decision log when the mesh is stopped; off where a test breaks the mesh
         self._room: Room = {}
 
-    def start(self, seconds: float = 60) -> float:
+    def start(self, seconds: float = 200) -> float:
         """Starts the mesh, waits until it is ready and returns how long that took."""
         started = time.monotonic()
         command = [sys.executable, "-m", "moorage.cli", "up", "--state", str(self.state), "--http", "127.0.0.1:0"]
@@ -93,6 +93,17 @@ class Mesh(Resource):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
+    def restarts(self) -> dict[str, int]:
+        """Counts how often processes were started again, but for those that ended because they lost their lease: they do so
+        where the machine stands still for seconds."""
+        self.read_endpoint()
+        found = {}
+        for worker in self.endpoint["workers"]:
+            log = Path(self.endpoint["logs"], f"{worker['name']}.log")
+            lost = log.read_text(errors="replace").count("lease lost") if worker["restarts"] else 0
+            found[worker["name"]] = max(0, worker["restarts"] - lost)
+        return found
+
     @property
     def settings(self) -> Settings:
         return Settings(self.endpoint["nats"], self.endpoint["natsSeed"], self.endpoint["redis"])
@@ -104,12 +115,12 @@ class Mesh(Resource):
             data=None if body is None else msgspec.json.encode(body),
             headers={"Authorization": f"Bearer {self.endpoint['token']}", "Content-Type": "application/json"},
         )
-        with urllib.request.urlopen(request, timeout=30) as response:
+        with urllib.request.urlopen(request, timeout=60) as response:
             found = response.read()
         return msgspec.json.decode(found) if found else None
 
     def run(
-        self, *arguments: str, data: bytes | None = None, seconds: float = 60
+        self, *arguments: str, data: bytes | None = None, seconds: float = 100
     ) -> subprocess.CompletedProcess[bytes]:
         """Runs the command line against this mesh."""
         env = {**os.environ, **self.environment, "MOORAGE_STATE": str(self.state)}
@@ -129,7 +140,7 @@ class Mesh(Resource):
                 assert not wrong, wrong
         finally:
             self.process.terminate()
-            ended(self.process, 15)
+            ended(self.process, 60)
             self.process = None
 
     def remove(self) -> None:

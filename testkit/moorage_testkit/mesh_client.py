@@ -12,7 +12,7 @@ from typing import Any, Self
 import msgspec
 
 from moorage.bus import MAX_PAYLOAD, Bus, NoAnswer, subjects
-from moorage.ledger import Ledger, open_ledger
+from moorage.ledger import LOG, Ledger, open_ledger
 
 from .invariants import Room, read_log, room_now, violations, wrong_since
 from .mesh import Mesh
@@ -160,7 +160,10 @@ class MeshClient:
         return found
 
     async def phases(self) -> dict[str, str]:
-        return {item["group"]: item["phase"] for item in (await self.http("/v1/groups"))["items"]}
+        """Returns the phase of each group. What these are made of is in `ledger` then, too."""
+        found = {item["group"]: item["phase"] for item in (await self.http("/v1/groups"))["items"]}
+        await self.folded(await self.bus.log(LOG).last())
+        return found
 
     async def phase(self, name: str) -> str:
         return (await self.phases()).get(group(name), GONE)

@@ -16,4 +16,4 @@ async def running_workers(*mains: Coroutine[Any, Any, None]) -> AsyncIterator[li
     finally:
         for task in tasks:
             task.cancel()
-        await asyncio.wait(tasks, timeout=10)
+        await asyncio.wait(tasks, timeout=60)

@@ -58,7 +58,7 @@ def free_port() -> int:
     raise AssertionError("ports never end")
 
 
-def wait_for_port(port: int, process: subprocess.Popen[bytes], what: str, seconds: float = 40) -> None:
+def wait_for_port(port: int, process: subprocess.Popen[bytes], what: str, seconds: float = 60) -> None:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if process.poll() is not None:
@@ -80,7 +80,7 @@ class _Server(ABC):
         if self.process is not None:
             self.process.send_signal(signal.SIGCONT)
             self.process.send_signal(sig)
-            self.process.wait(10)
+            self.process.wait(60)
             self.process = None
 
     def kill(self) -> None:
