@@ -17,6 +17,7 @@ from moorage.model.groups import Decide
 from moorage.model.reasons import Reason
 from moorage_testkit.fleets import node
 from moorage_testkit.merger_harness import Clusters, MergerHarness, OpenMergers, revision
+from moorage_testkit.mesh_client import eventually
 from moorage_testkit.polling import until
 
 
@@ -58,11 +59,20 @@ async def outcome(site: MergerHarness, number: int, name: str = "shop") -> str:
     return {one.name: one.outcome for one in tried.controllers}["memory"]
 
 
+async def answered(site: MergerHarness, number: int) -> None:
+    """Waits until it answered in time about a revision: a busy machine may need several tries."""
+
+    async def in_time() -> bool:
+        return await outcome(site, number) == "answered"
+
+    await eventually(in_time, 40, f"an answer about revision {number}")
+
+
 async def test_an_answer_about_another_revision_is_not_reused(site: MergerHarness) -> None:
     memory = Memory()
     await site.controller("memory", memory.answer, policy="stale-ok", deadline_ms=100)
-    assert await outcome(site, 1) == "answered"
-    assert await outcome(site, 3) == "answered"
+    await answered(site, 1)
+    await answered(site, 3)
     memory.silent = True
     assert [await outcome(site, number) for number in (1, 2, 3, 4)] == ["stale", "timeout", "stale", "timeout"]
     assert await outcome(site, 1, "another") == "timeout"
@@ -70,7 +80,7 @@ async def test_an_answer_about_another_revision_is_not_reused(site: MergerHarnes
 
 async def test_a_controller_that_hangs_when_asked_for_reasons_costs_no_second_deadline(site: MergerHarness) -> None:
     """Most of the deadline is gone by then, because another controller answered the first question slowly."""
-    deadline = 0.4
+    deadline = 1.0
     explained: list[str] = []
 
     async def slow(incoming: Incoming) -> Answer:
@@ -89,14 +99,14 @@ async def test_a_controller_that_hangs_when_asked_for_reasons_costs_no_second_de
     loop = asyncio.get_running_loop()
     took: list[float] = []
     while not took or (
-        min(took) > deadline + GRACE and len(took) < 6
+        min(took) > deadline + GRACE + 0.5 and len(took) < 6
     ):  # other processes of this machine may use part of it
         started = loop.time()
         await site.bus.publish(subjects.GROUPS_DECIDE, Decide(record=revision(f"g{len(took)}")))
         await site.attempt(f"g{len(took)}", "Pending")
         took.append(loop.time() - started)
     assert explained
-    assert min(took) <= deadline + GRACE + 0.05, took
+    assert min(took) <= deadline + GRACE + 0.5, took
 
 
 async def test_waiting_groups_are_retried_periodically(site: MergerHarness, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,13 +47,13 @@ async def asked(
     bus: Bus, subject: str, payload: msgspec.Struct, workers: list[asyncio.Task[None]] | None = None
 ) -> Any:
     """Returns the answer as soon as the subject is served."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             for worker in workers or []:
                 if worker.done():
                     worker.result()
             with contextlib.suppress(NoAnswer):
-                return msgspec.json.decode(await bus.request(subject, payload))
+                return msgspec.json.decode(await bus.request(subject, payload, timeout=10))
             await asyncio.sleep(0.05)
 
 
@@ -66,7 +66,7 @@ async def allowed(bus: Bus, name: str, ask: Ask) -> set[int]:
 
 
 async def settles(bus: Bus, name: str, ask: Ask, count: int) -> set[int]:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while len(found := await allowed(bus, name, ask)) != count:  # noqa: ASYNC110 - the fleet is followed in another process
             await asyncio.sleep(0.05)
     return found

@@ -28,8 +28,8 @@ async def test_connecting_to_no_server_times_out(nats: NatsServer) -> None:
 async def test_a_request_without_responders_fails_at_once(bus: Bus) -> None:
     started = asyncio.get_running_loop().time()
     with pytest.raises(NoAnswer, match="nobody listens"):
-        await bus.request("nobody.home", b"{}", timeout=5)
-    assert asyncio.get_running_loop().time() - started < 1
+        await bus.request("nobody.home", b"{}", timeout=60)
+    assert asyncio.get_running_loop().time() - started < 30
 
 
 async def test_refusals_unreadable_messages_and_failures_are_answered(bus: Bus) -> None:
@@ -44,7 +44,7 @@ async def test_refusals_unreadable_messages_and_failures_are_answered(bus: Bus) 
     await bus.serve("moorage.test.ask", handle, max_bytes=100)
 
     async def problem(data: bytes) -> tuple[int, str]:
-        answer = msgspec.json.decode(await bus.request("moorage.test.ask", data))["problem"]
+        answer = msgspec.json.decode(await bus.request("moorage.test.ask", data, timeout=30))["problem"]
         return answer["status"], answer["code"]
 
     assert await problem(b'"missing"') == (404, "NotFound")
@@ -53,9 +53,10 @@ async def test_refusals_unreadable_messages_and_failures_are_answered(bus: Bus) 
     assert await problem(b"[" * 99) == (400, "Undecodable")
     assert await problem(b" " * 101) == (413, "TooLarge")
     assert await problem(b'"large"') == (413, "TooLarge")
-    assert msgspec.json.decode(await bus.request("moorage.test.ask", b"1")) == {"ok": 1}
+    assert msgspec.json.decode(await bus.request("moorage.test.ask", b"1", timeout=30)) == {"ok": 1}
     rejected: list[bytes] = []
     await bus.log("MOORAGE_REJECTED").follow(1, lambda _, data: rejected.append(data))
+    await until(lambda: len(rejected) >= 3)
     assert [msgspec.json.decode(k)["problem"]["code"] for k in rejected] == ["Undecodable", "Undecodable", "TooLarge"]
 
 
@@ -67,6 +68,7 @@ async def test_unreadable_events_are_stored_as_rejected(bus: Bus) -> None:
     await until(lambda: received == [1, 2])
     rejected: list[bytes] = []
     await bus.log("MOORAGE_REJECTED").follow(1, lambda _, data: rejected.append(data))
+    await until(lambda: len(rejected) >= 4)
     records = [msgspec.json.decode(k) for k in rejected]
     assert {r["subject"] for r in records} == {"moorage.test.event"}
     assert [r["problem"]["code"] for r in records] == ["Undecodable"] * 3 + ["TooLarge"]
@@ -91,7 +93,7 @@ async def test_requests_above_the_limit_are_refused(bus: Bus) -> None:
         return b"{}"
 
     await bus.serve("moorage.test.slow", handle, limit=2)
-    asks = [asyncio.create_task(bus.request("moorage.test.slow", b"{}")) for _ in range(5)]
+    asks = [asyncio.create_task(bus.request("moorage.test.slow", b"{}", timeout=30)) for _ in range(5)]
     await until(lambda: sum(a.done() for a in asks) == 3)
     assert all(msgspec.json.decode(a.result())["problem"]["code"] == "Busy" for a in asks if a.done())
     go.set()
@@ -136,8 +138,8 @@ async def test_concurrent_asks_are_batched(bus: Bus) -> None:
     await bus.serve("t.a", single)
     await bus.serve(subjects.batch("t.a"), many)
 
-    async def ask(ident: str) -> Reply:
-        replies = await bus.ask_many({"a": ("t.a", 0.2)}, b'"%b"' % ident.encode(), ident=ident, together={"a"})
+    async def ask(ident: str, deadline: float = 30) -> Reply:
+        replies = await bus.ask_many({"a": ("t.a", deadline)}, b'"%b"' % ident.encode(), ident=ident, together={"a"})
         return replies["a"]
 
     assert (await ask("x")).data == b'"alone"'
@@ -146,7 +148,7 @@ async def test_concurrent_asks_are_batched(bus: Bus) -> None:
     replies = await asyncio.gather(*(ask(f"q{i}") for i in range(count)))
     assert [len(asks) for asks in together] == [MAX_BATCH, 3]
     assert [reply.data for reply in replies] == [b'"answer to q%d"' % i for i in range(count)]
-    yes, no = await asyncio.gather(ask("yes"), ask("no"))
+    yes, no = await asyncio.gather(ask("yes"), ask("no", 1))
     assert (yes.outcome, no.outcome) == ("answered", "timeout")
     assert len(alone) == 1
     assert bus._waiting == {}
@@ -172,10 +174,10 @@ async def test_an_invalid_batch_answer_fails_each_ask(bus: Bus, answer: bytes | 
 
     if answer is not None:
         await bus.serve(subjects.batch("t.b"), many)
-    asks = [bus.ask_many({"b": ("t.b", 2)}, b"{}", ident=str(i), together={"b"}) for i in range(3)]
+    asks = [bus.ask_many({"b": ("t.b", 60)}, b"{}", ident=str(i), together={"b"}) for i in range(3)]
     started = asyncio.get_running_loop().time()
     replies = [reply["b"] for reply in await asyncio.gather(*asks)]
-    assert asyncio.get_running_loop().time() - started < 1
+    assert asyncio.get_running_loop().time() - started < 30
     assert {(r.outcome, r.data) for r in replies} == {("timeout", b"") if answer is None else ("answered", answer)}
     assert bus._batches == {}
     await bus.settle()  # the requester still gets the answer
@@ -246,15 +248,15 @@ async def test_a_purged_log_is_detected(bus: Bus) -> None:
 
 
 async def test_the_next_lease_holder_has_a_higher_generation(nats: NatsServer, bus: Bus) -> None:
-    first, second = Lease(bus, "x", ttl=2), Lease(bus, "x", ttl=2)
+    first, second = Lease(bus, "x", ttl=4), Lease(bus, "x", ttl=4)
     await first.hold()
     waiting = asyncio.create_task(second.hold())
-    await asyncio.sleep(3)
+    await asyncio.sleep(5)
     assert not waiting.done()
     assert first.generation > 0
     before = first.generation
     await first.release()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await waiting
     assert second.generation > before
     await second.release()
@@ -264,7 +266,7 @@ async def test_a_lease_holder_without_the_broker_stops_before_its_lease_ends(nat
     lease = Lease(bus, "x", ttl=0.8)
     await lease.hold()
     nats.process.send_signal(signal.SIGSTOP)  # type: ignore[union-attr]
-    async with asyncio.timeout(3):
+    async with asyncio.timeout(60):
         await lease.lost.wait()
     assert lease.generation == 0
     nats.process.send_signal(signal.SIGCONT)  # type: ignore[union-attr]
@@ -274,13 +276,13 @@ async def test_services_are_discovered(bus: Bus) -> None:
     missing = ["redis"]
     await bus.announce(lambda: {"ok": not missing, "missing": missing, "role": "standby"})
     for verb in ("PING", "INFO", "STATS"):
-        answer = msgspec.json.decode(await bus.request(f"$SRV.{verb}.moorage-admin", b""))
+        answer = msgspec.json.decode(await bus.request(f"$SRV.{verb}.moorage-admin", b"", timeout=30))
         assert answer["type"] == f"io.nats.micro.v1.{verb.lower()}_response"
         expected = {"pid": str(os.getpid()), "ok": "false", "missing": "redis", "role": "standby"}
         assert answer["metadata"] == expected
     missing.clear()
     for verb in ("PING", "INFO", "STATS"):
-        answer = msgspec.json.decode(await bus.request(f"$SRV.{verb}", b""))
+        answer = msgspec.json.decode(await bus.request(f"$SRV.{verb}", b"", timeout=30))
         assert (answer["metadata"]["ok"], answer["metadata"]["missing"]) == ("true", "")
 
 
@@ -296,13 +298,13 @@ async def test_services_report_request_statistics(nats: NatsServer, bus: Bus) ->
     await server.serve("moorage.tests.*.ask", slow, queue="servers")
     await server.serve("moorage.tests.quiet", slow)
     for data in (b"", b"", b"bad"):
-        await bus.request("moorage.tests.x.ask", data)
-    info = msgspec.json.decode(await bus.request("$SRV.INFO.moorage-server", b""))
+        await bus.request("moorage.tests.x.ask", data, timeout=30)
+    info = msgspec.json.decode(await bus.request("$SRV.INFO.moorage-server", b"", timeout=30))
     assert [(e["name"], e["subject"], e["queue_group"]) for e in info["endpoints"]] == [
         ("tests-ask", "moorage.tests.*.ask", "servers"),
         ("tests-quiet", "moorage.tests.quiet", ""),
     ]
-    stats = msgspec.json.decode(await bus.request(f"$SRV.STATS.moorage-server.{info['id']}", b""))
+    stats = msgspec.json.decode(await bus.request(f"$SRV.STATS.moorage-server.{info['id']}", b"", timeout=30))
     served, quiet = stats["endpoints"]
     assert (served["num_requests"], served["num_errors"]) == (3, 1)
     assert (quiet["num_requests"], quiet["num_errors"], quiet["processing_time"]) == (0, 0, 0)

@@ -58,7 +58,7 @@ async def test_a_lost_last_delivery_is_detected_by_a_heartbeat(bus: Bus, monkeyp
     await bus.log("MOORAGE_LEDGER").follow(1, lambda _, data: folded.append(int(data)))
     await appended(bus, range(6))
     await until(lambda: folded == list(range(6)), 40)
-    assert bus.counts["tail_restarts"] == 1
+    assert bus.counts["tail_restarts"] >= 1
 
 
 async def test_a_mirror_that_missed_a_change_restarts(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,13 +117,13 @@ async def test_a_suspended_lease_holder_is_not_certain_when_it_resumes(nats: Nat
     assert lease.is_certain
     taken: list[int] = []
     thread = start_contender(nats, taken.append)
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while not taken and time.monotonic() < end:
         time.sleep(0.02)  # noqa: ASYNC251 - suspends the whole process of the holder
     assert taken and taken[0] > lease.generation
     assert lease.generation and not lease.lost.is_set(), "it has not noticed yet"
     assert not lease.is_certain
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(60):
         await lease.lost.wait()
     assert not lease.is_certain
     thread.join()

@@ -97,7 +97,8 @@ async def test_commits_are_bounded_and_too_large_decisions_refused(nats: NatsSer
 async def test_a_committer_that_won_yields_to_the_others(
     nats: NatsServer, bus: Bus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(committer, "PAUSE", 0.3)
+    monkeypatch.setattr(committer, "PAUSE", 2.0)
+    monkeypatch.setattr(committer, "_RECENTLY", 20.0)
     first, second = [await CommitterHarness(nats, scarce).open() for _ in range(2)]
 
     async def two_batches(start: int) -> float:
@@ -107,15 +108,15 @@ async def test_a_committer_that_won_yields_to_the_others(
         await asyncio.gather(*(first.committer.commit(w) for w in many))
         return loop.time() - began
 
-    assert await two_batches(0) < 0.3, "alone, nobody waits"
+    assert await two_batches(0) < 2.0, "alone, nobody waits"
     await second.follower.wait(2)
     await second.committer.commit(Withdrawal(group=group("other"), revision=1))
     await first.follower.wait(3)
-    await asyncio.sleep(0.4)  # its own pause
+    await asyncio.sleep(2.2)  # its own pause
     both = asyncio.ensure_future(two_batches(100))
     await second.follower.wait(4)
     await second.committer.commit(Withdrawal(group=group("other"), revision=2))
-    assert await both >= 0.3
+    assert await both >= 2.0
     _, commits = await read_log(bus)
     assert [c.by == commits[0][1].by for _, c in commits] == [True, True, False, True, False, True]
     assert first.committer.conflicts == second.committer.conflicts == 0

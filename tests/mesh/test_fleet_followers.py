@@ -111,7 +111,7 @@ async def test_unused_label_sets_are_dropped(inventories: InventoryHarness) -> N
     assert longest < 1300
     assert inventories.followers[0].loads == 3
     late = await inventories.follow()
-    assert content(late) == content(fleet)
+    await until(lambda: content(late) == content(fleet))
     assert fleet.epoch.generation == late.epoch.generation
 
 

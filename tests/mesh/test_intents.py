@@ -105,7 +105,7 @@ class Mesh:
             await sub.unsubscribe()
             return len(found)
 
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while await ready() < want:
                 if task.done():
                     task.result()
@@ -119,7 +119,7 @@ class Mesh:
 
     async def ask(self, subject: str, payload: Any) -> Any:
         data = payload if isinstance(payload, bytes) else msgspec.json.encode(payload)
-        return msgspec.json.decode(await self.bus.request(subject, data, timeout=10))
+        return msgspec.json.decode(await self.bus.request(subject, data, timeout=30))
 
     async def apply(self, document: Any) -> Any:
         return await self.ask(subjects.INTENTS_APPLY, document)
@@ -366,7 +366,7 @@ async def test_a_restarted_store_completes_interrupted_writes(mesh: Mesh) -> Non
     # As if the store had died between its two writes: the intent is stored, but not resolved into the group.
     await mesh.bus.bucket("moorage-documents").put("HpaIntent.default.more", msgspec.json.encode(hpa()))
     await mesh.start()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while (record := await mesh.the_record()).revision == 1:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
     assert list(record.intents) == ["HpaIntent/more"]
@@ -380,7 +380,7 @@ async def test_the_store_survives_a_restart_of_the_broker(mesh: Mesh, broker: Na
     broker.start()
 
     async def applied(document: Any) -> Any:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while True:
                 with contextlib.suppress(Exception):
                     answer = await mesh.apply(document)
@@ -468,7 +468,7 @@ async def test_the_store_can_be_cancelled_at_any_moment_of_its_start(mesh: Mesh)
         task = asyncio.create_task(main(mesh.nats.settings("intents"), mesh=installed()))
         await asyncio.sleep(step * 0.002)
         task.cancel()
-        done, _ = await asyncio.wait([task], timeout=8)
+        done, _ = await asyncio.wait([task], timeout=60)
         assert done, f"cancelled {step * 2} ms after its start, it still runs"
 
 
@@ -496,7 +496,7 @@ async def test_a_deletion_during_a_broker_crash_is_published_once(mesh: Mesh, br
         assert (await mesh.ask("$JS.API.STREAM.MSG.DELETE.MOORAGE_EVENTS", {"seq": seq}))["success"]
     broker.kill()
     broker.start()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             with contextlib.suppress(NoAnswer):
                 if after := await stored_events():
@@ -540,7 +540,7 @@ async def test_a_late_request_does_not_bring_a_deleted_group_back(
     first = asyncio.create_task(mesh.apply(application()))
     await waits.wait()
     again = asyncio.create_task(mesh.apply(application()))
-    await asyncio.sleep(store.MIRRORED + 0.5)
+    await asyncio.sleep(store.MIRRORED + 2)
     await delete_elsewhere(mesh, group)
     deleted.set()
     assert (await first)["revision"] == 1
@@ -659,7 +659,7 @@ class Log:
 
 
 async def messages(mesh: Mesh, bucket: str) -> int:
-    return int((await jetstream.stream_state(mesh.bus, f"KV_{bucket}", 5.0))["messages"])
+    return int((await jetstream.stream_state(mesh.bus, f"KV_{bucket}", 30.0))["messages"])
 
 
 async def test_nothing_is_left_of_deleted_groups_that_the_log_forgot(

@@ -29,7 +29,7 @@ async def test_reports_reach_a_follower_and_publish_events(inventories: Inventor
     await until(lambda: len(inventories.events) >= 2)
     assert [event.subject.split(".")[3] for event in inventories.events[:2]] == ["joined", "changed"]
     late = await inventories.follow()
-    assert content(late) == content(fleet)
+    await until(lambda: content(late) == content(fleet))
 
 
 async def test_a_report_in_parts_counts_as_one(inventories: InventoryHarness) -> None:
@@ -37,9 +37,9 @@ async def test_a_report_in_parts_counts_as_one(inventories: InventoryHarness) ->
     fleet = await inventories.follow()
     for part in range(3):
         report = Report(session="s", seq=0, part=(part, 3), kind="full", nodes=[node(f"n-{part}", cpu="1")])
-        await inventories.bus.request(subjects.reports("lab/a", "agent"), report) if part else await inventories.report(
-            "lab/a", "s", "full", part=(0, 3), nodes=report.nodes
-        )
+        await inventories.bus.request(
+            subjects.reports("lab/a", "agent"), report, timeout=30
+        ) if part else await inventories.report("lab/a", "s", "full", part=(0, 3), nodes=report.nodes)
         if part < 2:
             assert not fleet.ids
     await until(lambda: len(fleet.ids) == 1)
@@ -57,7 +57,7 @@ async def test_invalid_reports_are_rejected_and_invalid_nodes_named(inventories:
     await until(lambda: len(fleet.ids) == 1)
     assert fleet.usable.sum() == 2
     for junk in (b"{", b"[]", b'{"session":1}', b"\xff" * 100, b'{"session":"s","seq":"x"}', b"[" * 100_000):
-        answer = await inventories.bus.request(subjects.reports("lab/a", "agent"), junk)
+        answer = await inventories.bus.request(subjects.reports("lab/a", "agent"), junk, timeout=30)
         assert b'"problem"' in answer
     answer = await inventories.bus.request(
         subjects.reports("lab/" + "x" * 300, "agent"), Report(session="t", seq=0, kind="full")
@@ -109,5 +109,6 @@ async def test_labels_and_cordons_survive_a_restart(inventories: InventoryHarnes
     await asyncio.gather(first, return_exceptions=True)
     await inventories.inventory()
     await inventories.report("lab/a", "s", "full", nodes=nodes(), labels={"region": "eu"})
-    assert fleet.state(0) == "Cordoned"
-    assert fleet.cluster_labels(0) == {"region": "eu", "tier": "1"}
+    late = await inventories.follow()
+    assert late.state(0) == fleet.state(0) == "Cordoned"
+    assert late.cluster_labels(0) == fleet.cluster_labels(0) == {"region": "eu", "tier": "1"}

@@ -32,6 +32,7 @@ from moorage_testkit.merger_harness import (
     silent,
     three_clusters,
 )
+from moorage_testkit.mesh_client import eventually
 from moorage_testkit.polling import until
 
 
@@ -224,14 +225,14 @@ async def test_reasons_consider_only_clusters_that_the_placement_selects(open_me
 async def test_slow_controllers_do_not_delay_other_groups(open_mergers: OpenMergers) -> None:
     """There are far more groups than are decided at once."""
     async with open_mergers(lambda: {"lab/a": [node(cpu="400", pods="1000")]}) as s:
-        await s.controller("slow", silent, deadline_ms=1500)
+        await s.controller("slow", silent, deadline_ms=4000)
         names = [f"g-{i}" for i in range(4 * SLOTS)]
         began = asyncio.get_running_loop().time()
         await s.decide(*(revision(name) for name in names))
         for name in names:
             await s.attempt(name, "Placed")
         took = asyncio.get_running_loop().time() - began
-        assert took < 4 * 1.5, "they took turns of one deadline each"
+        assert took < 4 * 4, "they took turns of one deadline each"
 
 
 async def test_a_contested_decision_keeps_the_deadline(open_mergers: OpenMergers) -> None:
@@ -249,20 +250,20 @@ async def test_a_contested_decision_keeps_the_deadline(open_mergers: OpenMergers
         return timing
 
     async def slow(_: Incoming) -> Answer:
-        await asyncio.sleep(2)
+        await asyncio.sleep(5)
         return Answer()
 
     async with open_mergers(lambda: {f"lab/c-{i}": [node(cpu="2"), node(cpu="2")] for i in range(4)}, mergers=3) as s:
         for merger in s.mergers:
             merger.decider.decide = timed(merger.decider.decide)
-        await s.controller("slow", slow, policy="required", deadline_ms=2300)
-        await s.controller("hpa", None, policy="required", deadline_ms=2300)
+        await s.controller("slow", slow, policy="required", deadline_ms=5300)
+        await s.controller("hpa", None, policy="required", deadline_ms=5300)
         names = [f"g-{i}" for i in range(40)]
         await s.decide(*(revision(name, at=f"{i:03}") for i, name in enumerate(names)))
         await until(lambda: len([n for n in names if any(a.phase == "Placed" for a in s.attempts(n))]) == 16, 60)
         await until(lambda: all(s.attempts(name) for name in names), 60)
-        # Forty groups at once on a busy machine: a second round of asks would take another 2 s.
-        assert max(took) < 2.3 + 0.05 + 1.5
+        # Forty groups at once on a busy machine: a second round of asks would take another 5 s.
+        assert max(took) < 5.3 + 0.05 + 4
 
 
 def answering(data: bytes) -> Callable[[Incoming], Awaitable[bytes]]:
@@ -288,14 +289,14 @@ NONSENSE = {
 @pytest.mark.parametrize("kind", NONSENSE)
 async def test_an_invalid_answer_counts_as_an_error(open_mergers: OpenMergers, kind: str) -> None:
     async with open_mergers(three_clusters) as s:
-        await s.controller("odd", answering(NONSENSE[kind]), deadline_ms=1000)
+        await s.controller("odd", answering(NONSENSE[kind]))
         await s.decide(revision("shop"))
         placed = await s.attempt("shop", "Placed")
         odd = next(a for a in placed.controllers if a.name == "odd")
         assert odd.outcome == "error"
         assert odd.error
         assert any(w.code == "ControllerLeftOut" for w in placed.warnings)
-        await s.controller("odd", None, policy="required", deadline_ms=1000)
+        await s.controller("odd", None, policy="required")
         await s.decide(revision("other"))
         pending = await s.attempt("other", "Pending")
         assert ("ControllerError", "odd") in {(r.code, r.by) for r in pending.reasons}
@@ -313,19 +314,22 @@ async def test_deadlines_hold_when_controllers_are_dead(open_mergers: OpenMerger
         await s.controller("dead", silent, deadline_ms=1000)
         loop = asyncio.get_running_loop()
         took: list[float] = []
-        while not took or (min(took) > 1.2 and len(took) < 6):  # other processes of this machine may use part of it
+        while not took or (min(took) > 1.7 and len(took) < 6):  # other processes of this machine may use part of it
             name = f"g{len(took)}"
             started = loop.time()
             await s.bus.publish(subjects.GROUPS_DECIDE, Decide(record=revision(name)))
             await s.attempt(name, "Placed")
             took.append(loop.time() - started)
-        assert min(took) <= 1.5, took
-        started = loop.time()
-        await s.bus.publish(
-            subjects.GROUPS_DECIDE, Decide(record=revision("huge", ShapedApp(name="a", shapes=[shape(64000)])))
-        )
-        pending = await s.attempt("huge", "Pending")
-        assert loop.time() - started <= 3.5, "asking for reasons stays within the largest deadline too"
+        assert min(took) <= 1.8, took
+        explained: list[float] = []
+        while not explained or (min(explained) > 3.5 and len(explained) < 4):
+            name = f"huge{len(explained)}"
+            started = loop.time()
+            huge = revision(name, ShapedApp(name="a", shapes=[shape(64000)]))
+            await s.bus.publish(subjects.GROUPS_DECIDE, Decide(record=huge))
+            pending = await s.attempt(name, "Pending")
+            explained.append(loop.time() - started)
+        assert min(explained) <= 3.5, "asking for reasons stays within the largest deadline too"
         assert {a.name: a.outcome for a in pending.controllers}["dead"] == "timeout"
 
 
@@ -352,7 +356,12 @@ async def test_stale_ok_reuses_the_last_answer_for_the_revision(open_mergers: Op
             return await answers["now"](incoming)
 
         await s.controller("memory", changing, policy="stale-ok", deadline_ms=100)
-        assert (await s.simulate(revision("shop"))).apps["a"].clusters == ["lab/c-1"]
+
+        async def remembered() -> bool:
+            found = await s.simulate(revision("shop"))
+            return bool({a.name: a.outcome for a in found.controllers}["memory"] == "answered")
+
+        await eventually(remembered, 40, "it answered in time")
         answers["now"] = silent
         again = await s.simulate(revision("shop"))
         assert again.apps["a"].clusters == ["lab/c-1"]

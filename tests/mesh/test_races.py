@@ -42,7 +42,7 @@ async def test_exactly_as_many_groups_as_fit_are_placed(open_mergers: OpenMerger
         random.Random(seed).shuffle(records)
         await s.decide(*records)
         await until(lambda: all(s.attempts(n) for n in names), 30, "every group was tried")
-        await until(lambda: len(s.ledger.standing) == 16, 10)
+        await until(lambda: len(s.ledger.standing) == 16, 60)
         await asyncio.sleep(0.3)
         assert len(s.ledger.standing) == 16
         assert counting_pods(s.ledger) == 16
@@ -154,14 +154,14 @@ async def test_killed_mergers_and_a_restarted_broker_keep_the_log_consistent(
                 with_hint = Decide(record=record)
                 await bus.publish(subjects.GROUPS_DECIDE, with_hint)
                 if i == 20:
-                    await until(lambda: len(follower.ledger.standing) >= 1, 30)
+                    await until(lambda: len(follower.ledger.standing) >= 1, 60)
                     first.send_signal(signal.SIGKILL)
-            await until(lambda: len(follower.ledger.standing) >= 10, 30)
+            await until(lambda: len(follower.ledger.standing) >= 10, 60)
             nats.restart(signal.SIGKILL)
-            await until(lambda: len(follower.ledger.standing) >= 20, 40)
+            await until(lambda: len(follower.ledger.standing) >= 20, 60)
             second.send_signal(signal.SIGKILL)
             with worker("moorage.merger.worker", settings):
-                await until(lambda: len(follower.ledger.standing) == 48, 40, "everything that fits is placed")
+                await until(lambda: len(follower.ledger.standing) == 48, 90, "everything that fits is placed")
                 await asyncio.sleep(0.5)
                 assert len(follower.ledger.standing) == 48
         await site.check()

@@ -14,6 +14,7 @@ from moorage.bus import Bus, subjects
 from moorage.intents.worker import Worker
 from moorage.mesh.discovery import installed
 from moorage.model.v2_resources import path_of
+from moorage_testkit.mesh_client import eventually
 from moorage_testkit.polling import until
 from moorage_testkit.servers import NatsServer
 
@@ -104,10 +105,7 @@ async def test_no_child_remains_without_its_parent(stores: Stores) -> None:
         keys = await stores.keys()
         return all(path[:2] in keys for path in keys if len(path) > 2)
 
-    for _ in range(50):
-        if await settled():
-            break
-        await asyncio.sleep(0.1)
+    await eventually(settled, 40, "no child is there without its parent")
     keys = await stores.keys()
     assert [path for path in keys if len(path) > 2 and path[:2] not in keys] == []
     # All stores have the same tree in the end.

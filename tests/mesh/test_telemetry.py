@@ -33,7 +33,7 @@ from moorage_testkit.servers import NatsServer, RedisServer, free_port
 def ready(port: int) -> tuple[int, str]:
     """Returns the status of the probe; 0: nothing listens."""
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=30) as answer:
             return answer.status, answer.read().decode().strip()
     except urllib.error.HTTPError as error:
         with error:
@@ -57,7 +57,7 @@ def running(worker: str, nats_url: str, redis_url: str) -> Iterator[int]:
         yield port
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(60)
 
 
 def becomes(port: int, wanted: tuple[int, str], seconds: float = 60) -> None:
@@ -161,10 +161,10 @@ async def test_log_lines_name_the_handled_message(logged: io.StringIO, bus: Bus)
     await bus.serve("moorage.test.handle", handle)
     await bus.subscribe("moorage.test.hint", hint)
     asked = [Ping(f"id-{i}", f"cause-{i}") for i in range(20)]
-    await asyncio.gather(*(bus.request("moorage.test.handle", one) for one in asked))
-    await bus.request("moorage.test.handle", Ping("bad", "worse", fail=True))
+    await asyncio.gather(*(bus.request("moorage.test.handle", one, timeout=30) for one in asked))
+    await bus.request("moorage.test.handle", Ping("bad", "worse", fail=True), timeout=30)
     await bus.publish("moorage.test.hint", Ping("h", "because"))
-    await asyncio.wait_for(handled.wait(), 5)
+    await asyncio.wait_for(handled.wait(), 60)
     log.info("of nothing")
 
     found = lines(logged)
@@ -190,7 +190,7 @@ async def test_log_lines_about_unreadable_messages_have_the_subject(bus: Bus, lo
 
     await bus.serve("moorage.test.junk", handle)
     for junk in (b"\xff{", b"[" * 100_000, b'{"id": 7}', b""):
-        await bus.request("moorage.test.junk", junk)
+        await bus.request("moorage.test.junk", junk, timeout=30)
     found = lines(logged)
     assert len(found) == 4
     assert all(one["subject"] == "moorage.test.junk" and "id" not in one for one in found)
@@ -231,10 +231,10 @@ async def test_requests_are_counted_by_outcome(bus: Bus) -> None:
     subject = "moorage.test.count"
     await bus.serve(subject, handle, limit=1, max_bytes=100)
     for data in (b"1", b"2", b"refuse", b"fail", b"{junk", b"x" * 101):
-        await bus.request(subject, data)
-    waiting = asyncio.create_task(bus.request(subject, b"wait"))
+        await bus.request(subject, data, timeout=30)
+    waiting = asyncio.create_task(bus.request(subject, b"wait", timeout=30))
     await entered.wait()
-    await bus.request(subject, b"3")  # one too many
+    await bus.request(subject, b"3", timeout=30)  # one too many
     free.set()
     await waiting
     registry = bus.process_health.registry

@@ -104,14 +104,14 @@ async def ask_all(bus: Bus, *groups: str, budget_ms: float = 5000) -> dict[str, 
 async def test_a_slow_ask_of_a_batch_does_not_delay_the_others(bus: Bus, selective: SelectiveController) -> None:
     tasks = await ask_all(bus, "a", "slow-1", "b", "broken", "slow-2", "slow-broken", "c")
     quick = [tasks[group] for group in ("a", "b", "c", "broken")]
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(30):
         await asyncio.gather(*quick)
     assert tasks["a"].result().apps["web"].groups[0].clusters == ["lab/a"]
     assert "an error" in tasks["broken"].result().error
     assert tasks["b"].result().error == ""
     assert not tasks["slow-1"].done()
     selective.go.set()  # each of these has a message of its own, so there are more answers than asks
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(30):
         await asyncio.gather(*tasks.values())
     assert tasks["slow-2"].result().apps["web"].groups[0].clusters == ["lab/slow-2"]
     assert "a late error" in tasks["slow-broken"].result().error
@@ -119,8 +119,8 @@ async def test_a_slow_ask_of_a_batch_does_not_delay_the_others(bus: Bus, selecti
 
 
 async def test_one_ask_of_a_batch_can_time_out_alone(bus: Bus) -> None:
-    tasks = await ask_all(bus, "a", "slow", "b", budget_ms=200)
-    async with asyncio.timeout(15):
+    tasks = await ask_all(bus, "a", "slow", "b", budget_ms=2000)
+    async with asyncio.timeout(30):
         await asyncio.gather(*tasks.values())
     assert tasks["slow"].result().error == "out of time"
     assert {tasks[group].result().error for group in "ab"} == {""}
@@ -130,27 +130,27 @@ async def test_asks_above_the_limit_are_refused_at_once(bus: Bus, selective: Sel
     waiting = await ask_all(bus, *(f"slow-{i}" for i in range(MAX_CONCURRENT)))
     await until(lambda: selective.waiting == MAX_CONCURRENT)
     more = await ask_all(bus, "more-1", "more-2")
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(30):
         assert [await task for task in more.values()] == ["Busy", "Busy"]
     selective.go.set()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         answers = await asyncio.gather(*waiting.values())
     assert all(answer.apps["web"].groups for answer in answers)
 
 
 async def test_unreadable_asks_of_a_batch_are_answered_with_a_problem(bus: Bus) -> None:
     for junk in (b"{", b'{"asks":[{"group":1}]}', b'{"asks":7}'):
-        reply = await bus.request(subjects.batch(subjects.candidates(NAME)), junk)
+        reply = await bus.request(subjects.batch(subjects.candidates(NAME)), junk, timeout=30)
         assert msgspec.json.decode(reply)["problem"]["code"] == "Undecodable"
     good = msgspec.json.encode(Asks(asks=[ask_about("a")]))
-    reply = await bus.request(subjects.batch(subjects.candidates(NAME)), good)
+    reply = await bus.request(subjects.batch(subjects.candidates(NAME)), good, timeout=30)
     assert msgspec.json.decode(reply)["answers"]["id-a"]["apps"]["web"]["groups"]
 
 
 async def test_expired_asks_are_not_started(bus: Bus, selective: SelectiveController) -> None:
     groups = [f"busy-{i}" for i in range(6)]
     tasks = await ask_all(bus, *groups, budget_ms=250)
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(30):
         await asyncio.gather(*tasks.values())
     assert [task.result().error for task in tasks.values()][-1] == "out of time"
     assert selective.asked == groups[: len(selective.asked)] and len(selective.asked) < len(groups)
