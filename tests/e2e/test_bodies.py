@@ -58,7 +58,7 @@ async def test_compression_and_yaml_bombs_are_refused(example: Mesh, rest: HttpC
     part = b'--b\r\nContent-Disposition: form-data; name="metadata"\r\n\r\n' + text + b"\r\n--b--\r\n"
     answered.append(rest("POST", "/v2/projects", part, kind="multipart/form-data; boundary=b"))
     assert {one.status for one in answered} <= {400, 404, 413}
-    reply = msgspec.json.decode(await bus.request(subjects.INTENTS_APPLY, text))
+    reply = msgspec.json.decode(await bus.request(subjects.INTENTS_APPLY, text, timeout=30))
     assert reply["accepted"] is False and reply["problem"]["code"] == answered[0].code
     assert example.pids("gateway") + example.pids("intents") == pids, "nobody died of it"
     assert memory(example) - before < 200 << 20
@@ -86,7 +86,7 @@ SAME = {
 
 @pytest.mark.parametrize("what", SAME)
 async def test_rest_and_nats_answer_alike(rest: HttpClient, bus: Bus, what: str) -> None:
-    problem = msgspec.json.decode(await bus.request(subjects.INTENTS_APPLY, SAME[what]))["problem"]
+    problem = msgspec.json.decode(await bus.request(subjects.INTENTS_APPLY, SAME[what], timeout=30))["problem"]
     for path in ("/v1/apply", "/v1/apply?dryRun=true", "/v1/simulate"):
         answered = rest("POST", path, SAME[what], kind=YAML)
         assert (answered.status, answered.code) == (problem["status"], problem["code"]), answered.body

@@ -87,7 +87,7 @@ def test_a_chart_is_applied_changed_and_deleted(example: Mesh, tmp_path: Path) -
     made = example.run("apply", "-f", file)
     assert made.returncode == 0, made.stderr.decode()
     try:
-        assert example.run("wait", "charted", "--for", "phase=Running", "--timeout", "40s").returncode == 0
+        assert example.run("wait", "charted", "--for", "phase=Running", "--timeout", "90s").returncode == 0
         shown = json.loads(example.run("get", "application", "charted", "-o", "json").stdout)
         objects = {f"{m['kind']}/{m['metadata']['name']}": m for m in shown["spec"]["apps"][0]["manifests"]}
         assert objects.keys() == {"CustomResourceDefinition/things.example.com", "Deployment/web-nginx"}, "no tests"

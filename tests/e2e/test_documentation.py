@@ -75,7 +75,7 @@ def reader(mesh: Mesh, tmp_path: Path) -> Iterator[Any]:
     def run(lines: list[str]) -> None:
         done = subprocess.run(
             ["bash", "--norc", "-e", "-c", "\n".join(lines)],
-            env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False,
+            env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=250, check=False,
         )  # fmt: skip
         assert done.returncode == 0, "\n".join([*lines, f"exit code {done.returncode}", done.stdout, done.stderr])
         assert "Traceback" not in done.stderr

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from moorage_testkit.http_client import HttpClient
 from moorage_testkit.mesh import Mesh
+from moorage_testkit.polling import wait_until
 
 INTENTS = "/v1/events?subject=moorage.events.intents.*.stream.%3E"
 
@@ -27,7 +28,7 @@ def document(name: str, number: int = 0) -> dict[str, Any]:
 def event_stream(mesh: Mesh, path: str, **headers: str) -> Iterator[Iterator[dict[str, bytes]]]:
     """Yields the events of a stream as their fields; open as soon as the gateway has subscribed."""
     address = urlsplit(mesh.endpoint["http"])
-    conn = http.client.HTTPConnection(address.hostname or "", address.port or 80, timeout=10)
+    conn = http.client.HTTPConnection(address.hostname or "", address.port or 80, timeout=60)
     sent = {"Authorization": f"Bearer {mesh.endpoint['token']}"}
     try:
         conn.request("GET", path, headers=sent | {k.replace("_", "-"): v for k, v in headers.items()})
@@ -94,7 +95,7 @@ def test_a_resumed_stream_has_every_event_once(example: Mesh) -> None:
     writer = threading.Thread(target=write)
     received: list[int] = []
     writer.start()
-    last = rest("GET", path + "&follow=false&limit=1").body["items"][-1]
+    (last,) = wait_until(lambda: rest("GET", path + "&follow=false&limit=1").body["items"], "the first event")
     received.append(last["data"]["revision"])
     ident = last["id"]
     while received[-1] < 61:
@@ -113,7 +114,7 @@ def test_events_are_available_as_cloudevents(example: Mesh) -> None:
     rest = HttpClient(example, "")
     rest.must(200, "POST", "/v1/apply", document("cloudy"))
     path = "/v1/events?follow=false&subject=moorage.events.intents.accepted.stream.cloudy.%3E"
-    plain = rest("GET", path).body["items"][-1]
+    plain = wait_until(lambda: rest("GET", path).body["items"], "events come after the answer")[-1]
     answered = rest("GET", path, Accept="application/cloudevents-batch+json")
     assert answered.headers["content-type"] == "application/cloudevents-batch+json"
     event = answered.body[-1]

@@ -66,9 +66,12 @@ def test_slots_leave_failed_devices_for_others_of_their_node_and_then_of_their_c
     until(lambda: moved() == wanted, "both moves are told")
     shown = run(mesh, "describe", "application", "mover")
     assert "decisions.moved" in shown and f"Deployment/mover leaves {DRIVER}/{second} (it is gone)" in shown
-    told = events(mesh, "moorage.events.fleet.devices.lab.a")
-    assert f"{DRIVER}/{first}" in {part for e in told for part in e.get("failed", ())}
-    assert f"{DRIVER}/{second}" in {part for e in told for part in e.get("removed", ())}
+
+    def told(change: str) -> set[str]:
+        return {part for e in events(mesh, "moorage.events.fleet.devices.lab.a") for part in e.get(change, ())}
+
+    until(lambda: f"{DRIVER}/{first}" in told("failed"), "the failure is told")
+    until(lambda: f"{DRIVER}/{second}" in told("removed"), "the removal is told")
 
 
 def test_a_slot_that_moves_has_the_class_of_that_time(mesh: Mesh) -> None:
@@ -117,7 +120,7 @@ def test_where_the_cluster_has_no_other_device_the_app_moves(mesh: Mesh) -> None
     change(mesh, fleet({**closed, "n/g0": "NoExecute"}))
     found = reason(mesh, "leaver", "DeviceFailed")
     assert found["needed"] == "1" and f"{DRIVER}/n/g0 (it has the taint broken:NoExecute)" in found["message"]
-    assert why(mesh, "leaver")["phase"] == "Degraded"
+    until(lambda: why(mesh, "leaver")["phase"] == "Degraded", "it is degraded")
     left = {part: effect for part, effect in closed.items() if part != "o/g1"}
     change(mesh, fleet({**left, "n/g0": "NoExecute"}))
     runs_on(mesh, "leaver", "lab/b", "o/g1")
@@ -157,6 +160,5 @@ def test_when_most_devices_fail_at_once_nothing_moves_until_somebody_says_so(mes
     assert "no mass failure" in run(mesh, "devices", "move", "lab/a", "--kind", "another")
     assert DRIVER in run(mesh, "devices", "move", "lab/a")
     runs_on(mesh, "stays", "lab/a", "m/g1")
-    audited = mesh.http("/v1/events?follow=false&subject=moorage.events.audit.>")["items"]
-    assert any("/v1/devices/move" in json.dumps(event) for event in audited)
+    until(lambda: "/v1/devices/move" in json.dumps(events(mesh, "moorage.events.audit.>")), "it is in the audit log")
     assert mesh.run("devices", "move", "lab/nowhere").returncode != 0

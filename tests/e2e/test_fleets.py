@@ -53,7 +53,7 @@ def stop_and_read(process: subprocess.Popen[bytes]) -> str:
     process.send_signal(signal.SIGINT)
     assert process.stderr is not None
     text = process.stderr.read().decode()
-    assert process.wait(15) == 0 and "Traceback" not in text, text
+    assert process.wait(60) == 0 and "Traceback" not in text, text
     return text
 
 
@@ -72,7 +72,11 @@ def why(mesh: Mesh, name: str) -> Any:
     return mesh.http(f"/v1/groups/default/{name}/v1/default/why")
 
 
-def until(condition: Callable[[], object], seconds: float = 20) -> None:
+def codes(mesh: Mesh, name: str) -> list[str]:
+    return [reason["code"] for reason in why(mesh, name).get("reasons", ())]
+
+
+def until(condition: Callable[[], object], seconds: float = 60) -> None:
     wait_until(condition, within=seconds)
 
 
@@ -98,37 +102,38 @@ def test_a_cluster_of_another_simulator_is_refused_with_a_message(mesh: Mesh, tm
 def test_a_stopped_fleet_leaves_except_clusters_in_use(mesh: Mesh, tmp_path: Path) -> None:
     with simulator(mesh, fleet(tmp_path, "a", "b")) as process:
         done(mesh, "apply", "-f", "-", data=json.dumps(application("held", on="far/a")).encode())
-        done(mesh, "wait", "held", "--for", "phase=Running", "--timeout", "20s")
+        done(mesh, "wait", "held", "--for", "phase=Running", "--timeout", "90s")
         for option in ((), ("--abandon-claims",)):  # what is advised must not be refused
             advice = done(mesh, "delete", "cluster", "far/a", *option, code=4)
             assert "far/a still reports" in advice and "moorage cluster drain far/a" in advice
             assert "--abandon-claims" not in advice
         assert "far/a" in stop_and_read(process)
     until(lambda: clusters(mesh) == {"far/a": "Stale"})
-    found = why(mesh, "held")
-    assert (found["phase"], [r["code"] for r in found["reasons"]]) == ("Running", ["ClusterStale"])
+    until(lambda: codes(mesh, "held") == ["ClusterStale"])
+    assert why(mesh, "held")["phase"] == "Running"
     assert "far/a" in done(mesh, "get", "groups", "-o", "wide").split("SILENT")[1]
     assert "has claims on far/a, which is stale" in done(mesh, "check", code=1)
     assert "--abandon-claims" in done(mesh, "delete", "cluster", "far/a", code=4)
     assert clusters(mesh) == {"far/a": "Stale"}
     assert "cluster/far/a deleted" in done(mesh, "delete", "cluster", "far/a", "--abandon-claims")
-    assert clusters(mesh) == {}
+    until(lambda: clusters(mesh) == {})
     done(mesh, "get", "cluster", "far/a", code=3)
     # Groups that ran there are placed elsewhere.
-    until(lambda: why(mesh, "held").get("pendingPhase") == "Pending")
+    until(lambda: why(mesh, "held").get("pendingPhase") == "Pending" and "ClusterGone" in codes(mesh, "held"))
     found = why(mesh, "held")
     assert (found["phase"], found["pendingRevision"]) == ("Degraded", 2)
     (gone,) = (r for r in found["reasons"] if r["code"] == "ClusterGone")
     assert gone["message"] == "the cluster left the fleet; revision 2 waits for another cluster"
+    until(lambda: "it waits for another cluster" in done(mesh, "check", code=1))
     checked = done(mesh, "check", code=1)
-    assert "has claims on far/a, which is gone" in checked and "it waits for another cluster" in checked
+    assert "has claims on far/a, which is gone" in checked
     assert "--abandon-claims" not in done(mesh, "why", "held") + checked, "it has been done"
     done(mesh, "stop", "held")
     until(lambda: "moorage instantiate default/held/v1/default" in done(mesh, "check", code=1))
     done(mesh, "instantiate", "held")
-    done(mesh, "delete", "app", "held", "--timeout", "20s")
+    done(mesh, "delete", "app", "held", "--timeout", "90s")
     done(mesh, "delete", "cluster", "far/a", code=3)
-    done(mesh, "check")
+    until(lambda: mesh.run("check").returncode == 0)
 
 
 def test_a_fleet_can_be_several_documents(mesh: Mesh, tmp_path: Path) -> None:
@@ -137,7 +142,7 @@ def test_a_fleet_can_be_several_documents(mesh: Mesh, tmp_path: Path) -> None:
     file.write_text(f"{head}clusters: [{{name: j}}]\n---\n{head}clusters: [{{name: k, provider: far}}]\n")
     assert "2 clusters" in done(mesh, "fleet", "apply", str(file))
     assert "2 clusters" in done(mesh, "apply", "-f", str(file))
-    assert clusters(mesh).keys() == {"sim/j", "far/k"}
+    until(lambda: clusters(mesh).keys() == {"sim/j", "far/k"})
     done(mesh, "fleet", "apply", "-", data=b"clusters: []")
     until(lambda: clusters(mesh) == {})
 
@@ -145,15 +150,15 @@ def test_a_fleet_can_be_several_documents(mesh: Mesh, tmp_path: Path) -> None:
 def test_groups_of_a_removed_cluster_are_placed_again(mesh: Mesh, tmp_path: Path) -> None:
     done(mesh, "fleet", "apply", fleet(tmp_path, "d", "e"))
     done(mesh, "apply", "-f", "-", data=json.dumps(application("moved")).encode())
-    done(mesh, "wait", "moved", "--for", "phase=Running", "--timeout", "20s")
+    done(mesh, "wait", "moved", "--for", "phase=Running", "--timeout", "90s")
     (had,) = why(mesh, "moved")["apps"]["web"]["clusters"]
     other = {"far/d": "e", "far/e": "d"}[had]
     done(mesh, "fleet", "apply", fleet(tmp_path, other))
-    done(mesh, "wait", "moved", "--for", "phase=Degraded", "--timeout", "10s")
-    assert "ClusterGone" in done(mesh, "why", "moved")
+    done(mesh, "wait", "moved", "--for", "phase=Degraded", "--timeout", "90s")
+    until(lambda: "ClusterGone" in done(mesh, "why", "moved"))
     assert "claims of default/moved/v1/default" in done(mesh, "delete", "cluster", had, code=4)
     done(mesh, "delete", "cluster", had, "--abandon-claims")
-    done(mesh, "wait", "moved", "--for", "phase=Running", "--timeout", "10s")
+    done(mesh, "wait", "moved", "--for", "phase=Running", "--timeout", "90s")
     assert why(mesh, "moved")["apps"]["web"]["clusters"] == [f"far/{other}"]
     done(mesh, "delete", "app", "moved")
     done(mesh, "fleet", "apply", "-", data=b"clusters: []")
@@ -163,14 +168,14 @@ def test_groups_of_a_removed_cluster_are_placed_again(mesh: Mesh, tmp_path: Path
 def test_terminating_on_a_silent_cluster_shows_what_it_waits_for(mesh: Mesh, tmp_path: Path) -> None:
     done(mesh, "fleet", "apply", fleet(tmp_path, "f"))
     done(mesh, "apply", "-f", "-", data=json.dumps(application("ending")).encode())
-    done(mesh, "wait", "ending", "--for", "phase=Running", "--timeout", "20s")
+    done(mesh, "wait", "ending", "--for", "phase=Running", "--timeout", "90s")
     done(mesh, "fleet", "fault", "far/f", "silent")
     done(mesh, "delete", "app", "ending", "--timeout", "500ms", code=7)
-    assert "RemovalUnconfirmed: 1 cluster (far/f); waiting for the cluster" in done(mesh, "why", "ending")
+    until(lambda: "RemovalUnconfirmed: 1 cluster (far/f); waiting for the cluster" in done(mesh, "why", "ending"))
     until(lambda: clusters(mesh) == {"far/f": "Stale"})
-    assert "ClusterStale: 1 cluster (far/f); removal is not confirmed" in done(mesh, "why", "ending")
+    until(lambda: "ClusterStale: 1 cluster (far/f); removal is not confirmed" in done(mesh, "why", "ending"))
     done(mesh, "fleet", "apply", fleet(tmp_path, "f"))  # ends the fault
-    done(mesh, "wait", "ending", "--for", "delete", "--timeout", "20s")
+    done(mesh, "wait", "ending", "--for", "delete", "--timeout", "90s")
     done(mesh, "fleet", "apply", "-", data=b"clusters: []")
     until(lambda: clusters(mesh) == {})
 
@@ -181,7 +186,7 @@ def test_a_dead_cluster_without_claims_can_be_forgotten_and_rejoin(mesh: Mesh, t
     until(lambda: clusters(mesh) == {"far/c": "Stale"})
     done(mesh, "check", code=1)
     done(mesh, "delete", "cluster", "far/c")
-    done(mesh, "check")
+    until(lambda: mesh.run("check").returncode == 0)
     with simulator(mesh, fleet(tmp_path, "c")) as process:
         until(lambda: clusters(mesh) == {"far/c": "Ready"})
         stop_and_read(process)

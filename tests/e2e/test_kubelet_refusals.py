@@ -254,6 +254,7 @@ async def test_what_a_kubelet_refuses_moves_to_a_usable_node_at_once(
     await until(lambda: site.nodes(name) == ["b"], 60, "it is decided again")
     await site.phase(name, "Running")
     assert site.nodes(name) == ["b"]
+    await until(lambda: site.refused() > before, 30, "the refusal is counted")
     refused, subject = site.refused() - before, f"decisions.*.default.{name}.v1.default"
     await until(lambda: bool(site.times(subject)), 30, "it is an event")
     placed = site.times(subject)

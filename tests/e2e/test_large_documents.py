@@ -78,7 +78,7 @@ async def test_too_large_documents_are_refused_with_the_limit(
     document = large_application("huge", size, 10)
     data = msgspec.json.encode(document)
     if size < 8 << 20:  # above it, the client of the broker does not even send it
-        answer = msgspec.json.decode(await driver.bus.request(subjects.INTENTS_APPLY, data, timeout=5))
+        answer = msgspec.json.decode(await driver.bus.request(subjects.INTENTS_APPLY, data, timeout=60))
         assert (answer["problem"]["status"], answer["problem"]["code"]) == (413, "TooLarge")
         assert str(TAKEN) in answer["problem"]["detail"]
     for path in ("/v1/apply", "/v1/apply?dryRun=true", "/v1/simulate"):

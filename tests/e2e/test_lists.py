@@ -16,7 +16,7 @@ def ran(mesh: Mesh, *arguments: str, code: int = 0) -> str:
 
 
 def test_clusters_show_what_is_used_of_each_resource(example: Mesh) -> None:
-    ran(example, "wait", "app1", "--for", "phase=Running", "--timeout", "20s")
+    ran(example, "wait", "app1", "--for", "phase=Running", "--timeout", "90s")
     heading, *rows = ran(example, "get", "clusters").splitlines()
     titles = re.split(r" {3,}", heading)
     assert titles == ["CLUSTER", "STATE", "NODES", "CPU", "MEMORY", "GPU", "QAT", "AGE", "REPORT"] or {

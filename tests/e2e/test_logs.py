@@ -7,6 +7,7 @@ from typing import Any
 
 from moorage_testkit.mesh import Mesh
 from moorage_testkit.mesh_client import application
+from moorage_testkit.polling import wait_until
 
 GROUP = "default/logged/v1/default"
 
@@ -21,18 +22,20 @@ def test_decisions_documents_and_errors_have_one_line_each() -> None:
     with Mesh("--example") as mesh:
         document = json.dumps(application("logged")).encode()
         assert mesh.run("apply", "-f", "-", data=document).returncode == 0
-        assert mesh.run("wait", "logged", "--for", "phase=Running", "--timeout", "20s").returncode == 0
+        assert mesh.run("wait", "logged", "--for", "phase=Running", "--timeout", "90s").returncode == 0
         assert mesh.run("get", "group", "nobody").returncode == 3
         assert mesh.run("apply", "-f", "-", data=document.replace(b"replicas", b"replicass", 1)).returncode == 1
 
-        (placed,) = (line for line in lines(mesh, "merger") if line.get("group") == GROUP)
+        # What is shown is not in the logs at once.
+        (placed,) = wait_until(lambda: [line for line in lines(mesh, "merger") if line.get("group") == GROUP])
         assert (placed["event"], placed["level"], placed["revision"]) == ("placed", "info", 1)
         assert list(placed["clusters"]) == ["web"] and placed["decision"] and placed["cause"]
         stored = [line for line in lines(mesh, "intents") if line.get("name") == "logged"]
         assert [(line["event"], line["outcome"]) for line in stored] == [("document applied", "created")]
-        refused = [line for line in lines(mesh, "intents") if line["event"] == "refused"]
+        refused = wait_until(lambda: [line for line in lines(mesh, "intents") if line["event"] == "refused"])
         assert len(refused) == 1 and refused[0]["errors"]
-        errors = [line for line in lines(mesh, "gateway") if line.get("path", "").endswith("/nobody/v1/default")]
+        path = "/nobody/v1/default"
+        errors = wait_until(lambda: [line for line in lines(mesh, "gateway") if line.get("path", "").endswith(path)])
         assert [(line["event"], line["method"], line["status"], line["code"]) for line in errors] == [
             ("request refused", "GET", 404, "NotFound")
         ]

@@ -309,7 +309,7 @@ async def test_a_machine_is_for_those_whom_its_document_allows(mesh: Mesh, tmp_p
 
 async def test_a_window_lets_its_guests_in_and_ends_them(mesh: Mesh, tmp_path: Path) -> None:
     """Checks that a window begins by the clock alone, while nothing else happens."""
-    begin = int(time.time()) + AHEAD + 6
+    begin = int(time.time()) + AHEAD + 15
     end = begin + 20
 
     def text(at: float) -> str:
@@ -397,6 +397,7 @@ async def test_an_update_and_a_rollback_of_pods_in_slots_run_through(mesh: Mesh)
     def guests() -> set[str]:
         return {guest["name"] for guest in mesh.http("/v1/guests")["items"]}
 
+    await until(lambda: len(guests()) == 2)
     before = guests()
     changed = application("rolled", 2)
     template = changed["spec"]["apps"][0]["manifests"][0]["spec"]["template"]

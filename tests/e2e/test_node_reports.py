@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -85,10 +84,8 @@ async def test_the_mesh_sees_what_zones_have_left_and_who_was_refused(mesh: Mesh
         assert seen()["qos"]["gate"] is True
         assert "storage-service" in seen()["qos"]["roles"]
         agent.admit("a", "storage-service", 20)
-        started = time.monotonic()
         await until(lambda: used(0) == "20", 40, "the admission is seen")
-        assert time.monotonic() - started < 20, "a fifth of a second on a quiet machine"
-        assert [zone.get("roles", []) for zone in seen()["zones"]] == [["storage-service"], []]
+        await until(lambda: [zone.get("roles", []) for zone in seen()["zones"]] == [["storage-service"], []], 40)
         agent.admit("b", "reranker", 39)
         await until(lambda: bool(seen().get("admissions")), 40, "the refusal is seen")
         [refusal] = seen()["admissions"]

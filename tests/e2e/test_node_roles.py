@@ -101,7 +101,7 @@ class Site:
             return [reason["code"] for reason in self.why(name).get("reasons", [])]
 
         try:
-            await until(lambda: code in codes(), 30, f"{name} waits because of {code}")
+            await until(lambda: code in codes(), 60, f"{name} waits because of {code}")
         except AssertionError:
             raise AssertionError(f"{name} waits because of {code}: {self.why(name)}") from None
 
@@ -153,8 +153,12 @@ async def test_pods_of_a_role_that_shares_come_together(site: Site) -> None:
     site.apply(application("near", "one", "numa-enhancement", 10, replicas=6))
     await site.phase("near", "Running")
     assert site.refused() == 0
-    used = site.used("one")
-    assert sum(int(used[f"n/numa-{zone}"]["cpu"]) for zone in (0, 1)) == 60
+
+    def used() -> int:
+        found = site.used("one")
+        return sum(int(found.get(f"n/numa-{zone}", {}).get("cpu", "0")) for zone in (0, 1))
+
+    await until(lambda: used() == 60, 60, "the CPUs are in use")
     await site.end("near")
 
 

@@ -54,10 +54,11 @@ def mesh(collector: OtlpCollector) -> Iterator[Mesh]:
         impossible = application("impossible", cpu="5000")
         mesh.http("/v1/apply", impossible)
         until(lambda: phases(mesh).count("Running") == GROUPS, "all groups run")
+        until(lambda: phases(mesh).count("Pending") == 1, "the other one waits")
         yield mesh
 
 
-until = partial(wait_until, within=30)
+until = partial(wait_until, within=60)
 
 
 def phases(mesh: Mesh) -> list[str]:
@@ -87,7 +88,7 @@ def application(name: str, cpu: str = "10m") -> dict[str, Any]:
 
 def get(url: str) -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(url, timeout=10) as answer:
+        with urllib.request.urlopen(url, timeout=60) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         with error:
@@ -194,7 +195,7 @@ def test_each_worker_is_live_and_ready(mesh: Mesh) -> None:
     for urls in mesh.endpoint["metrics"].values():
         base = urls[0].removesuffix("/metrics")
         assert get(base + "/livez") == (200, "ok\n")
-        assert get(base + "/readyz") == (200, "ok\n")
+        until(lambda base=base: get(base + "/readyz") == (200, "ok\n"), base)  # type: ignore[misc]
 
 
 def test_metrics_count_the_load(scraped: Scraped) -> None:

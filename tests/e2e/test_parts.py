@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from moorage_testkit.mesh import Mesh
-from moorage_testkit.polling import until
+from moorage_testkit.polling import until, wait_until
 
 FPGA = {"FPGA": 1}
 #: The tree with two zones of the specification of nested placement.
@@ -53,6 +53,7 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
 
 
 def test_parts_are_listed_with_what_is_in_use(mesh: Mesh) -> None:
+    wait_until(lambda: len(mesh.http("/v1/parts")["items"]) == 6, "the nodes are known")
     items = mesh.http("/v1/parts")["items"]
     assert [item["id"] for item in items] == [
         "host/any",
@@ -143,8 +144,7 @@ async def test_pods_are_placed_in_zones_that_have_all_and_the_next_waits(mesh: M
         {f"host/numa{zone}": {"cpu": "2"}, f"host/numa{zone}/fpga{zone}_0": {"FPGA": "1"}} for zone in (0, 1)
     ]
     # The node has cores for the third one, but no card.
-    refused = json.loads(cli(mesh, "why", "third", "-o", "json"))
-    assert "PartShort" in {reason["code"] for reason in refused["reasons"]}
+    await until(lambda: '"PartShort"' in cli(mesh, "why", "third", "-o", "json"), 60, "it is told what it lacks")
     cli(mesh, "terminate", "default/first/v1/default")
     await until(lambda: phase("third") == "Running", 60, "the third one takes what the first one left")
     assert parts_of("third") == given[0]

@@ -18,6 +18,7 @@ from moorage.ledger.records import decode_batch, digest
 from moorage.mesh import stores
 from moorage.model.records import DecisionRecord, History
 from moorage_testkit.mesh import Mesh
+from moorage_testkit.polling import wait_until
 
 APPLICATION = """
 apiVersion: moorage.dev/v1alpha1
@@ -60,10 +61,19 @@ def shown(mesh: Mesh, *arguments: str, code: int = 0) -> Any:
 def apply(mesh: Mesh, name: str, pods: int = 1, project: str = "default") -> str:
     """Returns the id of the decision."""
     ran(mesh, "apply", "-f", "-", data=(APPLICATION % (name, project, pods)).encode())
-    ran(mesh, "wait", f"{project}/{name}/v1/default", "--for", "phase=Running", "--timeout", "30s")
+    ran(mesh, "wait", f"{project}/{name}/v1/default", "--for", "phase=Running", "--timeout", "90s")
     (decision,) = shown(mesh, "get", "decisions", "--group", f"{project}/{name}/v1/default")["items"]
     found: str = decision["id"]
     return found
+
+
+def past(mesh: Mesh) -> dict[str, Any]:
+    return {item["id"]: item for item in shown(mesh, "get", "decisions", "--all")["items"]}
+
+
+def recorded(mesh: Mesh, *decisions: str) -> None:
+    """Waits until these decisions are recorded, which they are beside what else is done."""
+    wait_until(lambda: all(past(mesh).get(ident, {}).get("recorded") for ident in decisions), "they are recorded")
 
 
 def test_past_decisions_are_listed_shown_and_replayed_after_a_restart(mesh: Mesh) -> None:
@@ -71,7 +81,9 @@ def test_past_decisions_are_listed_shown_and_replayed_after_a_restart(mesh: Mesh
     second = apply(mesh, "shop", pods=2)
     gone = apply(mesh, "gone")
     ran(mesh, "delete", "application", "gone", "--wait")
-    listed = {item["id"]: item for item in shown(mesh, "get", "decisions", "--all")["items"]}
+    recorded(mesh, first, second, gone)
+    wait_until(lambda: past(mesh)[gone]["outcome"] == "Withdrawn")
+    listed = past(mesh)
     assert (listed[first]["outcome"], listed[first]["replacedBy"]) == ("Replaced", second)
     assert listed[second]["outcome"] == "Current" and listed[second]["recorded"]
     assert listed[gone]["outcome"] == "Withdrawn" and listed[gone]["ended"] > listed[gone]["decided"]
@@ -86,6 +98,7 @@ def test_past_decisions_are_listed_shown_and_replayed_after_a_restart(mesh: Mesh
     mesh.start()
     ran(mesh, "cluster", "cordon", before[first]["choices"][-1]["apps"]["web"]["clusters"][0])
     later = apply(mesh, "later")
+    recorded(mesh, later)
     for ident in (first, second, gone, later):
         assert shown(mesh, "replay", ident)["same"]
         assert "the same decision" in ran(mesh, "replay", ident)
@@ -100,6 +113,7 @@ def test_past_decisions_are_listed_shown_and_replayed_after_a_restart(mesh: Mesh
 
 def test_a_falsified_record_is_found(mesh: Mesh) -> None:
     decision = apply(mesh, "honest")
+    recorded(mesh, decision)
 
     async def falsify() -> None:
         bus = await Bus.connect(mesh.settings, worker="admin")
@@ -127,6 +141,7 @@ def test_a_falsified_record_is_found(mesh: Mesh) -> None:
             await bus.close()
 
     asyncio.run(falsify())
+    wait_until(lambda: mesh.run("replay", decision).returncode == 1, "the other record is known")
     found = shown(mesh, "replay", decision, code=1)
     (difference,) = found["differences"]
     assert "somewhere-else" in difference["recorded"] and "somewhere-else" not in difference["computed"]
@@ -144,6 +159,7 @@ def test_what_does_not_exist_or_is_misspelt_is_refused(mesh: Mesh) -> None:
 
 def test_a_token_sees_decisions_of_its_projects_only(mesh: Mesh) -> None:
     own, other = apply(mesh, "mine", project="blue"), apply(mesh, "theirs", project="red")
+    recorded(mesh, own, other)
     token = ran(mesh, "token", "create", "blue", "--role", "viewer", "--project", "blue").strip()
     environment = {"MOORAGE_URL": mesh.endpoint["http"], "MOORAGE_TOKEN": token}
     mesh.environment |= environment

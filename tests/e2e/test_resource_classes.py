@@ -128,6 +128,7 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
     with Mesh("--fleet", str(file)) as found:
         for document in (HIGH_MEM, HUGE_PAGES, FAST_NIC):
             apply(found, document)
+        wait_until(lambda: status(found, "nvidia.high.mem") == ("5", "0", "5"), within=60)
         yield found
 
 
@@ -164,7 +165,7 @@ def test_changes_of_the_status_are_told_and_measured(mesh: Mesh) -> None:
         wait_until(lambda: any(one["data"].get("allocatable") == "4" for one in told()), within=60)
     finally:
         cli(mesh, "fleet", "apply", "-", "--yes", data=fleet())
-    wait_until(lambda: told()[-1]["data"]["allocatable"] == "5", within=60)
+    wait_until(lambda: told()[-1]["data"].get("allocatable") == "5", within=60)
     wait_until(lambda: 'moorage_class_allocatable{class="nvidia.high.mem"} 5.0' in metrics(mesh), within=60)
 
 
@@ -212,14 +213,15 @@ def test_a_class_of_a_cluster_wins_over_the_fleets(mesh: Mesh) -> None:
     own = HIGH_MEM.replace("  name: nvidia.high.mem", "  name: nvidia.high.mem\n  cluster: lab/a").replace("30G", "10G")
     apply(mesh, own)
     try:
-        assert status(mesh, "nvidia.high.mem") == ("1", "0", "1"), "on lab/a the name means another class"
+        text = "on lab/a the name means another class"
+        wait_until(lambda: status(mesh, "nvidia.high.mem") == ("1", "0", "1"), text, within=60)
         there = mesh.http("/v1/resource-classes/nvidia.high.mem?cluster=lab/a")["status"]
         assert there["allocatable"] == "6" and there["clusters"].keys() == {"lab/a"}
         parts = [item["id"] for item in mesh.http("/v1/parts?class=nvidia.high.mem")["items"]]
         assert parts == ["large/nvidia.com/gpu", "small/nvidia.com/gpu", "large/nvidia.com/gpu"]
     finally:
         cli(mesh, "delete", "resourceclass", "nvidia.high.mem", "--cluster", "lab/a")
-    assert status(mesh, "nvidia.high.mem") == ("5", "0", "5")
+    wait_until(lambda: status(mesh, "nvidia.high.mem") == ("5", "0", "5"), within=60)
 
 
 def test_parts_tell_by_which_classes_they_are_selected(mesh: Mesh) -> None:
@@ -260,7 +262,7 @@ def test_kubectl_has_it_as_a_plugin(mesh: Mesh) -> None:
     """kubectl runs `kubectl-moorage` of the path for `kubectl moorage`."""
     plugin = Path(sys.executable).with_name("kubectl-moorage")
     env = {**os.environ, **mesh.environment, "MOORAGE_STATE": str(mesh.state)}
-    done = subprocess.run([plugin, "get", "rcls", "-o", "name"], env=env, capture_output=True, timeout=60, check=True)
+    done = subprocess.run([plugin, "get", "rcls", "-o", "name"], env=env, capture_output=True, timeout=100, check=True)
     assert "resourceclass/fast.nic" in done.stdout.decode().split()
 
 
@@ -305,8 +307,8 @@ spec:
     apply(mesh, source)
     try:
         wait_until(lambda: status(mesh, "nvidia.high.mem") == ("0", "0", "0"), within=60)
-        cards = [item["kind"] for item in mesh.http("/v1/parts?cluster=lab/a")["items"]]
-        assert cards == ["card", "card"]
+        kinds = "/v1/parts?cluster=lab/a"
+        wait_until(lambda: [item["kind"] for item in mesh.http(kinds)["items"]] == ["card", "card"], within=60)
     finally:
         cli(mesh, "delete", "devicesource", "nvidia")
     wait_until(lambda: status(mesh, "nvidia.high.mem") == ("5", "0", "5"), within=60)
@@ -373,7 +375,7 @@ def test_an_application_asks_for_a_class_and_gets_what_the_cluster_has(mesh: Mes
     """The user story of the proposal: a pod names the class, and the node's devices are counted for it."""
     try:
         apply(mesh, DEPLOYMENT)
-        cli(mesh, "wait", "train", "--for", "phase=Running", "--timeout", "30s")
+        cli(mesh, "wait", "train", "--for", "phase=Running", "--timeout", "90s")
         (decision,) = mesh.http("/v1/decisions?group=default/train/v1/default")["items"]
         (claim,) = decision["claims"]
         assert claim["cluster"] == "lab/a", "four devices are there alone"
@@ -441,7 +443,7 @@ def test_quotas_and_grants_bound_who_gets_devices(mesh: Mesh) -> None:
 
         wait_until(lambda: "QuotaExceeded" in codes(), within=60)
         cli(mesh, "delete", "devicequota", "q")
-        cli(mesh, "wait", "train", "--for", "phase=Running", "--timeout", "30s")
+        cli(mesh, "wait", "train", "--for", "phase=Running", "--timeout", "90s")
         apply(mesh, grant)
         code, problem = refusal(mesh, "/v1/apply", _as_json(DEPLOYMENT.replace("name: train", "name: second")))
         assert (code, problem["code"]) == (403, "ClassForbidden")

@@ -224,10 +224,12 @@ def test_pods_that_have_a_claim_together_come_and_go(mesh: Mesh) -> None:
     for number, (pods, found) in enumerate(steps, 1):
         apply(mesh, together(**pods))
         until(lambda number=number: runs(number))  # type: ignore[misc]
-        assert holders() == found
+        until(lambda found=found: holders() == found)  # type: ignore[misc]
         until(lambda: used(mesh, "lab/a") == {"g0": "1", "g1": "0"})
-    decisions = mesh.http("/v1/decisions?all=true&group=default/both/v1/default")["items"]
-    assert {found["outcome"] for found in decisions} == {"Replaced", "Current"}, "none was displaced"
+    path = "/v1/decisions?all=true&group=default/both/v1/default"
+    until(lambda: len(mesh.http(path)["items"]) >= len(steps))
+    outcomes = {found["outcome"] for found in mesh.http(path)["items"]}
+    assert outcomes == {"Replaced", "Current"}, "none was displaced"
 
 
 def test_pods_get_parts_of_cards_without_names_that_the_scheduler_gives_them(mesh: Mesh) -> None:

@@ -307,7 +307,7 @@ def test_deletions_name_the_caller_in_the_audit_log(example: Mesh, tokens: dict[
 @contextlib.contextmanager
 def events(mesh: Mesh, path: str, *, token: str = "", **headers: str) -> Iterator[http.client.HTTPResponse]:
     address = urlsplit(mesh.endpoint["http"])
-    conn = http.client.HTTPConnection(address.hostname or "", address.port or 80, timeout=20)
+    conn = http.client.HTTPConnection(address.hostname or "", address.port or 80, timeout=60)
     try:
         bearer = {"Authorization": f"Bearer {token or mesh.endpoint['token']}"}
         conn.request("GET", path, headers=bearer | {k.replace("_", "-"): v for k, v in headers.items()})
