@@ -112,7 +112,11 @@ async def test_a_backup_restores_the_mesh(clean: MeshClient, mesh: Mesh, tmp_pat
             for name in ("stays", "changes", "large"):
                 await driver.until_phase(name, "Running", seconds=40)
             await driver.until_phase("waits", "Pending")
-            assert await everything(driver) == before
+
+            async def restored() -> bool:
+                return await everything(driver) == before
+
+            await eventually(restored, 40, f"clients read {before}")
             assert [s for s in range(1, driver.ledger.seq + 1) if s > last] == [], "nothing was decided anew"
 
             # The mesh works on: waiting groups are placed, deletions release, revision numbers continue, the token is valid.
@@ -330,7 +334,7 @@ async def test_running_clusters_are_brought_to_the_state_of_the_backup(tmp_path:
             assert clusters.poll() is None
     finally:
         clusters.terminate()
-        clusters.wait(10)
+        clusters.wait(60)
         await asyncio.to_thread(first.stop)
         await asyncio.to_thread(again.stop)
 

@@ -169,8 +169,8 @@ async def test_a_kill_between_two_steps_neither_loses_nor_repeats_anything(
     await died(failpoints, changing)
 
     async def changed() -> bool:
-        standing = driver.ledger.standing[group(one)]
-        return standing.revision == 3 and await settled(driver)
+        standing = driver.ledger.standing.get(group(one))
+        return standing is not None and standing.revision == 3 and await settled(driver)
 
     await eventually(changed, 30, f"{one} runs as it is wanted now")
 

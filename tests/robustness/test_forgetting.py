@@ -20,6 +20,7 @@ from moorage.model.groups import EndedGroups, Withdraw
 from moorage.model.names import group_tokens
 from moorage_testkit.mesh import Mesh
 from moorage_testkit.mesh_client import MeshClient, application, eventually, fleet, group
+from moorage_testkit.polling import until
 
 from .conftest import MakeMesh
 from .test_stopped import active, states, stopped
@@ -154,6 +155,7 @@ async def test_a_late_hint_to_withdraw_a_forgotten_group(mesh: Mesh, driver: Mes
     await driver.apply(application(name))
     await driver.until_phase(name, "Running")
     await driver.delete([name])
+    await until(lambda: any(hint.group == group(name) for hint in heard), 40, "the hint comes")
     await subscription.unsubscribe()
     hint = next(hint for hint in heard if hint.group == group(name))
     await eventually(lambda: have_left(driver, [name]), 40, "no claim is left")

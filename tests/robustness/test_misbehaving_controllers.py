@@ -24,7 +24,7 @@ from moorage_testkit.polling import until
 
 from .conftest import MakeMesh
 
-DEADLINE, GRACE = 0.3, 0.05
+DEADLINE, GRACE = 0.3, 0.25
 LONG_DEADLINE = 1.5  # of those that answer in time, so that also a busy machine tells a bad answer from none
 OUTCOMES = {
     "never": "timeout",
@@ -172,45 +172,48 @@ async def test_a_misbehaving_controller_is_named_and_not_waited_for(
     name = f"{behaviour}-{policy}".replace(" ", "-")
     outcome = OUTCOMES[behaviour]
     async with odd(driver, behaviour, policy, tmp_path / "odd.py") as one:
+        why: dict[str, Any] = {}
+        entry: dict[str, Any] = {}
 
-        async def asked() -> bool:
-            _, entry = await simulate(driver, name)
-            return entry.get("outcome") == "answered" and entry.get("policy") == policy
+        async def comes_to(wanted: str) -> bool:
+            """Returns whether this became of the odd one, and the others answered: on a busy machine they may be late, too."""
+            nonlocal why, entry
+            why, entry = await simulate(driver, name)
+            others = {c["outcome"] for c in why["controllers"] if c["name"] != "odd"}
+            return (entry.get("outcome"), entry.get("policy")) == (wanted, policy) and others <= {"answered", "skipped"}
 
-        await eventually(asked, 40, "the odd one is asked and answers")
+        await eventually(lambda: comes_to("answered"), 40, "the odd one is asked and answers")
         one.misbehave()
-        why, entry = await simulate(driver, name)
+        named = "stale" if policy == "stale-ok" and outcome != "answered" else outcome
+        await eventually(lambda: comes_to(named), 40, f"it is said that it was {named}")
         clusters = why.get("apps", {}).get("web", {}).get("clusters", [])
         codes = {(r["code"], r.get("by")) for r in why.get("reasons", [])}
         warned = [w["message"] for w in why.get("warnings", []) if w["code"] == "ControllerLeftOut"]
         if outcome == "answered":
-            assert (entry["outcome"], clusters) == ("answered", ["lab/c-1"]), "the first answer counts"
+            assert clusters == ["lab/c-1"], "the first answer counts"
         elif policy == "required":
-            assert entry["outcome"] == outcome and why["phase"] == "Pending" and not clusters
+            assert why["phase"] == "Pending" and not clusters
             assert codes == {("ControllerTimeout" if outcome == "timeout" else "ControllerError", "odd")}
         elif policy == "optional":
-            assert entry["outcome"] == outcome and len(clusters) == 1 and not codes
+            assert len(clusters) == 1 and not codes
             assert len(warned) == 1 and warned[0].startswith("odd: ")
         else:
-            assert (entry["outcome"], clusters) == ("stale", ["lab/c-1"]), "its last answer to this question"
+            assert clusters == ["lab/c-1"], "its last answer to this question"
             assert not warned and entry["error"]
         # A decision takes little more than the deadline; the best of a few tries counts, since the machine may be busy.
         # A controller that has answered, even badly, is not waited for.
         most = DEADLINE + GRACE if outcome == "timeout" else LONG_DEADLINE * 0.8
         times: list[float] = []
-        while len(times) < 5 and min(times, default=9) > most:
+        while len(times) < 12 and min(times, default=9) > most:
             times.append(await decided_in(driver, f"{name}-{len(times)}"))
         assert min(times) <= most, times
-        assert max(times) <= most + 8, times
+        assert max(times) <= most + 20, times
         if outcome == "timeout":
             assert min(times) >= DEADLINE * 0.9, "a deadline that is not used up would leave out those who are slow"
 
-        one.recover()
-        why, entry = await simulate(driver, name)
-        if behaviour == "stopped":  # it first answers the asks from while it was suspended
-            await eventually(asked, 40, "it is asked again")
-            why, entry = await simulate(driver, name)
-        assert (entry["outcome"], why["apps"]["web"]["clusters"]) == ("answered", ["lab/c-1"]), "no late word counts"
+        one.recover()  # a suspended one first answers the asks from while it was suspended
+        await eventually(lambda: comes_to("answered"), 40, "it is asked again")
+        assert why["apps"]["web"]["clusters"] == ["lab/c-1"], "no late word counts"
         for i in range(len(times)):
             await driver.until_phase(f"{name}-{i}", "Running")
         if behaviour == "late":
@@ -223,13 +226,17 @@ async def test_a_group_waits_for_a_stopped_required_built_in(mesh: Mesh, driver:
     os.kill(pid, signal.SIGSTOP)
     try:
         await driver.apply(application("patient"))
+        others = ("labels", "affinity", "topology", "resource-class", "machine")
+
+        async def it_is_named() -> bool:
+            why = await driver.why("patient")
+            outcomes = {c["name"]: c["outcome"] for c in why.get("controllers", ())}
+            reasons = [(r["code"], r["by"]) for r in why.get("reasons", ())]
+            named = reasons == [("ControllerTimeout", "hpa")]
+            return named and outcomes == {"hpa": "timeout"} | dict.fromkeys(others, "skipped")
+
+        await eventually(it_is_named, 40, "hpa is named, and nobody else")
         await driver.until_phase("patient", "Pending")
-        why = await driver.why("patient")
-        assert [(r["code"], r["by"]) for r in why["reasons"]] == [("ControllerTimeout", "hpa")]
-        outcomes = {c["name"]: c["outcome"] for c in why["controllers"]}
-        assert outcomes == {"hpa": "timeout"} | dict.fromkeys(
-            ("labels", "affinity", "topology", "resource-class", "machine"), "skipped"
-        )
         assert group("patient") not in driver.ledger.standing
     finally:
         os.kill(pid, signal.SIGCONT)

@@ -4,8 +4,6 @@ no part is given twice."""
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 from functools import partial
 from typing import Any
 
@@ -63,9 +61,7 @@ def mesh(make_mesh: MakeMesh, failpoints: Failpoints) -> Mesh:
 
 
 def kill_simulator(mesh: Mesh) -> None:
-    mesh.read_endpoint()
-    for pid in mesh.pids("sim"):
-        os.kill(pid, signal.SIGKILL)
+    mesh.kill("sim")
 
 
 async def in_their_slots(driver: MeshClient) -> bool:
@@ -124,7 +120,7 @@ async def test_a_kill_leaves_each_pod_in_its_slot(
         failpoints.arm(point)
     async with driver.at(CONFIRMED, partial(kill_simulator, mesh), 2) as killed:
         await asyncio.gather(*(driver.apply(document(name)) for name in names))
-        await asyncio.wait_for(killed.wait(), 40)
+        await asyncio.wait_for(killed.wait(), 60)
     await died(failpoints, placing)
     await eventually(lambda: running(driver), 90, f"{FIT} of {GROUPS} run")
     await eventually(lambda: in_their_slots(driver), 60, "pods run in their slots")
@@ -144,7 +140,7 @@ async def test_a_kill_leaves_each_pod_in_its_slot(
         failpoints.arm(point)
     async with driver.at(CONFIRMED, partial(kill_simulator, mesh), 1) as killed:
         await asyncio.gather(*(driver.apply(document(name, "another")) for name in run))
-        await asyncio.wait_for(killed.wait(), 40)
+        await asyncio.wait_for(killed.wait(), 60)
     await died(failpoints, changing)
 
     async def updated() -> bool:

@@ -19,6 +19,7 @@ from moorage_testkit.placement_client import PlacementClient
 from moorage_testkit.polling import until
 
 from .conftest import MakeMesh
+from .test_placement import until_lost
 
 CLIENTS = 8
 pytestmark = pytest.mark.timeout(300)
@@ -166,7 +167,7 @@ async def test_redis_dies_and_nothing_that_was_answered_is_lost(
     async def client() -> None:
         for _ in range(3):
             consumer = str(uuid.uuid4())
-            for _ in range(100):
+            for _ in range(400):
                 answer = await placement.allocate(consumer, {card: {"SRIOV_NET_VF": 1}})
                 lost = answer.status == 409 and answer.body["errors"][0]["code"] == "placement.concurrent_update"
                 if answer.status == 204 or lost:
@@ -213,8 +214,7 @@ async def test_a_kill_leaves_no_half_reshape_onto_nodes(
         },
     }
     failpoints.arm(point)
-    lost = await placement.once("POST", "/reshaper", body)
-    assert lost.status in (0, 503) and failpoints.happened(point)
+    await until_lost(placement, failpoints, point, "POST", "/reshaper", body)
     assert await placement.used(made) == {}
     assert await placement.used(card) == {"SRIOV_NET_VF": before["SRIOV_NET_VF"] + 8}
     assert (await placement.held(card)).items() >= {consumer: {"SRIOV_NET_VF": 2} for consumer in consumers}.items()
@@ -231,8 +231,8 @@ async def test_a_kill_keeps_additions_and_their_generation(
     own, before = str(uuid.uuid4()), await placement.generation(card)
     body = {"resource_provider_generation": before, "aggregates": [own]}
     failpoints.arm("placement.recorded")
-    lost = await placement.once("PUT", f"/resource_providers/{card}/aggregates", body)
-    assert lost.status in (0, 503) and failpoints.happened("placement.recorded")
+    path = f"/resource_providers/{card}/aggregates"
+    await until_lost(placement, failpoints, "placement.recorded", "PUT", path, body)
     found = await placement.done("GET", f"/resource_providers/{card}/aggregates")
     assert found == {"aggregates": [own], "resource_provider_generation": before + 1}
     mesh.kill("placement")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 from pathlib import Path
@@ -31,7 +32,8 @@ async def kill_everything(mesh: Mesh) -> None:
     mesh.read_endpoint()
     pids = [pid for pids in mesh.endpoint["pids"].values() for pid in pids]
     for pid in pids:
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # the others end without it
+            os.kill(pid, signal.SIGKILL)
     assert mesh.process is not None
     await asyncio.to_thread(mesh.process.wait)
     mesh.process = None

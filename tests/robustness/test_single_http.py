@@ -94,7 +94,7 @@ async def test_random_bytes_fail_or_are_an_answer() -> None:
         whole = bytearray(OK + b"Transfer-Encoding: chunked\r\n\r\n4\r\nbody\r\n0\r\n\r\n")
         for _ in range(rng.randint(1, 4)):
             whole[rng.randrange(len(whole))] = rng.randrange(256)
-        async with serving(saying(bytes(whole))) as port, asyncio.timeout(5):
+        async with serving(saying(bytes(whole))) as port, asyncio.timeout(30):
             try:
                 await (await SingleHttp().send("GET", f"http://127.0.0.1:{port}/", None, None, {}, anew=False)).read()
             except TransportFailed:

@@ -52,6 +52,9 @@ async def test_killed_once_grants_are_in_the_log(mesh: Mesh, failpoints: Failpoi
             assert error.code == 503, "while nobody knows of slots, it is said so"
             return []
 
+    def guests() -> set[str]:
+        return {guest["uid"] for guest in mesh.http("/v1/guests")["items"]}
+
     granted = (await open_ledger(driver.bus)).ledger.machines.granted
     await until(lambda: states() == ["reserved"] * SLOTS, 30)
     for number in range(ROUNDS):
@@ -60,9 +63,11 @@ async def test_killed_once_grants_are_in_the_log(mesh: Mesh, failpoints: Failpoi
         mesh.http("/v1/apply", application(name, AT_ONCE))
         await until(lambda: failpoints.happened("slots.committed") > 0, 30)
         await until(lambda: states() == ["reserved"] * (SLOTS - AT_ONCE) + ["used"] * AT_ONCE, 60)
-        uids = {guest["uid"] for guest in mesh.http("/v1/guests")["items"]}
-        await until(lambda uids=uids: granted.keys() == uids, 30, "each has one slot, and nobody else any")  # type: ignore[misc]
-        assert len(uids) == AT_ONCE
+        await until(
+            lambda: len(uids := guests()) == AT_ONCE and granted.keys() == uids,
+            30,
+            "each has one slot, nobody else any",
+        )
         done = mesh.run("delete", "application", name)
         assert done.returncode == 0, done.stderr.decode()
         await until(lambda: states() == ["reserved"] * SLOTS, 60)
