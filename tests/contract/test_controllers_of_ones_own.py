@@ -107,18 +107,32 @@ async def test_the_example_controller_is_asked_and_leaves_when_stopped(mesh: Mes
     assert clusters[0].startswith("lab/us-")
     with running(mesh, EXAMPLE) as process:
         await until_asked(driver, "only-eu")
-        clusters, controllers = await simulate(driver)
-        assert clusters == ["lab/edge-1"]
-        assert (controllers["only-eu"]["policy"], controllers["only-eu"]["deadlineMs"]) == ("optional", 200)
-        # Not only in simulations.
-        await driver.apply(application("european"))
-        await driver.until_phase("european", "Running")
-        why = await driver.why("european")
-        assert why["apps"]["web"]["clusters"] == ["lab/edge-1"]
-        assert {c["name"]: c["outcome"] for c in why["controllers"]}["only-eu"] == "answered"
 
+        async def chosen() -> bool:
+            clusters, controllers = await simulate(driver)
+            asked = controllers["only-eu"]
+            assert (asked["policy"], asked["deadlineMs"]) == ("optional", 200)
+            assert asked["outcome"] != "answered" or clusters == ["lab/edge-1"]
+            return bool(asked["outcome"] == "answered")
+
+        # A busy machine may answer later than that, and an optional controller is then left out.
+        await eventually(chosen, 40, "it is asked, and chooses")
+        # Not only in simulations.
+        names_of_apps = (f"european-{number}" for number in range(20))
+
+        async def placed() -> bool:
+            name = next(names_of_apps)
+            await driver.apply(application(name))
+            await driver.until_phase(name, "Running")
+            why = await driver.why(name)
+            outcome = {c["name"]: c["outcome"] for c in why["controllers"]}["only-eu"]
+            assert outcome != "answered" or why["apps"]["web"]["clusters"] == ["lab/edge-1"]
+            await driver.delete([name])
+            return bool(outcome == "answered")
+
+        await eventually(placed, 60, "it is asked about an application, and chooses")
         process.send_signal(signal.SIGTERM)
-        assert await asyncio.to_thread(process.wait, 10) == 0
+        assert await asyncio.to_thread(process.wait, 60) == 0
 
     async def left() -> bool:
         return "only-eu" not in await names(driver)
@@ -147,8 +161,12 @@ async def test_a_killed_controller_stays_registered_and_times_out(mesh: Mesh, dr
     assert (await driver.mesh.arun("controllers", "set", "only-eu", "--policy", "required")).returncode == 0
     await driver.apply(application("waits"))
     await driver.until_phase("waits", "Pending")
-    why = await driver.why("waits")
-    assert {(r["code"], r["by"]) for r in why["reasons"]} == {("ControllerTimeout", "only-eu")}
+
+    async def blocked() -> bool:
+        reasons = (await driver.why("waits")).get("reasons", ())
+        return {(r["code"], r["by"]) for r in reasons} == {("ControllerTimeout", "only-eu")}
+
+    await eventually(blocked, 40, "its silence is the reason")
     # After its restart it answers, and the waiting group is placed where it allows.
     with running(mesh, EXAMPLE):
         await driver.until_phase("waits", "Running")
@@ -193,9 +211,9 @@ async def test_a_changed_notice_retries_the_groups_that_it_rejected(
         await driver.until_phase("ship", "Pending")
         # The fleet does not change, and the next sweep is a minute away.
         high.touch()
-        await driver.until_phase("ship", "Running", seconds=15)
+        await driver.until_phase("ship", "Running", seconds=40)
         process.send_signal(signal.SIGTERM)
-        assert await asyncio.to_thread(process.wait, 10) == 0
+        assert await asyncio.to_thread(process.wait, 60) == 0
     await driver.delete(["ship"])
 
 
@@ -208,7 +226,7 @@ async def test_a_controller_whose_background_function_fails_leaves_the_registry(
     with running(mesh, file) as process:
         await until_asked(driver, "tide")
         high.touch()
-        assert await asyncio.to_thread(process.wait, 20) == 1
+        assert await asyncio.to_thread(process.wait, 60) == 1
 
         async def left() -> bool:
             listed = await driver.http("/v1/controllers")
@@ -232,12 +250,12 @@ async def test_a_controller_works_with_plain_nats(mesh: Mesh, driver: MeshClient
 
         await nc.subscribe("moorage.controllers.elsewhere.candidates", cb=answer)
         await nc.flush()
-        done = await mesh.arun("controllers", "set", "elsewhere", "--deadline", "300ms")
+        done = await mesh.arun("controllers", "set", "elsewhere", "--deadline", "5s")
         assert done.returncode == 0, done.stderr
         await until_asked(driver, "elsewhere")
         clusters, controllers = await simulate(driver)
         assert clusters == ["lab/edge-1"]
-        assert controllers["elsewhere"]["deadlineMs"] == 300
+        assert controllers["elsewhere"]["deadlineMs"] == 5000
         assert {"id", "group", "revision", "budgetMs", "epoch", "tenant", "apps"} <= set(asks[-1])
         assert asks[-1]["apps"][0]["name"] == "web"
         await driver.apply(application("plain"))

@@ -194,7 +194,7 @@ def test_random_requests_are_answered_as_described(described: Mesh, label: str) 
             case.path_parameters = {name: REAL.get(name, "nothing") for name in case.path_parameters}
         if label == "GET /v1/events":
             case.query = {**(case.query or {}), "follow": "false"}  # a stream would never end
-        response = case.call(base_url=described.endpoint["http"], headers=_headers(described), timeout=30)
+        response = case.call(base_url=described.endpoint["http"], headers=_headers(described), timeout=90)
         case.validate_response(response, checks=CHECKS)
 
     run()

@@ -77,7 +77,7 @@ async def test_each_worker_can_use_its_subjects_and_stores(broker: NatsServer, k
     for stream in (name for name in used(kind) if isinstance(MESH.stores[name], Stream)):
         await (await bus.log(stream).follow(1, lambda *_: None)).stop()
     await bus.announce(lambda: {"ok": True})
-    answer = msgspec.json.decode(await admin.request(f"$SRV.PING.moorage-{kind}", b""))
+    answer = msgspec.json.decode(await admin.request(f"$SRV.PING.moorage-{kind}", b"", timeout=30))
     assert answer["name"] == f"moorage-{kind}"
     assert bus.counts.get("errors", 0) == 0, "the broker refused something this kind needs"
     await bus.close()
@@ -110,7 +110,7 @@ async def test_what_holds_slots_asks_for_those_of_its_own_cluster_only(broker: N
     await admin.serve("moorage.reports.>", echo)
     machines = await Bus.connect(broker.settings(agent_user(MACHINES)), worker=agent_user(MACHINES))
     subject = "moorage.machines.sync.lab.edge=2E1"
-    assert (await machines.request(subject, b"{}")).decode() == subject
+    assert (await machines.request(subject, b"{}", timeout=30)).decode() == subject
     for other in ("moorage.machines.sync.lab.edge", "moorage.reports.lab.edge=2E1.agent"):
         with pytest.raises(NoAnswer):
             await machines.request(other, b"{}", timeout=0.3)
@@ -142,7 +142,7 @@ async def test_an_agent_can_publish_for_its_own_cluster_only(broker: NatsServer)
     await admin.serve("moorage.desired.get.>", echo)
     agent = await Bus.connect(broker.settings("agent.lab.edge=2E1"), worker="agent.lab.edge=2E1")
     for subject in ("moorage.reports.lab.edge=2E1.agent", "moorage.desired.get.lab.edge=2E1"):
-        assert (await agent.request(subject, b"{}")).decode() == subject
+        assert (await agent.request(subject, b"{}", timeout=30)).decode() == subject
     for subject in ("moorage.reports.lab.edge.agent", "moorage.desired.get.lab.edge", "moorage.intents.apply"):
         with pytest.raises(NoAnswer):
             await agent.request(subject, b"{}", timeout=0.3)
@@ -163,7 +163,10 @@ async def test_a_custom_controller_cannot_answer_for_a_built_in(broker: NatsServ
     own = await Bus.connect(broker.settings("controller"), worker="controller")
     await own.serve("moorage.controllers.hpa.candidates", echo)
     await own.serve("moorage.controllers.mine.candidates", echo)
-    assert await admin.request("moorage.controllers.mine.candidates", b"{}") == b"moorage.controllers.mine.candidates"
+    assert (
+        await admin.request("moorage.controllers.mine.candidates", b"{}", timeout=30)
+        == b"moorage.controllers.mine.candidates"
+    )
     with pytest.raises(NoAnswer):
         await admin.request("moorage.controllers.hpa.candidates", b"{}", timeout=0.3)
     await own.close()

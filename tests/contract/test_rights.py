@@ -285,7 +285,7 @@ def clients(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]
             client.close()
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait(60)
 
 
 @pytest.mark.parametrize(

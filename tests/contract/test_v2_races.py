@@ -24,7 +24,7 @@ def at_once(*actions: Callable[[], Response]) -> list[Response]:
     found: list[Response | None] = [None] * len(actions)
 
     def run(number: int) -> None:
-        start.wait(10)
+        start.wait(60)
         found[number] = actions[number]()
 
     threads = [threading.Thread(target=run, args=(number,)) for number in range(len(actions))]

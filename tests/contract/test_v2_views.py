@@ -100,13 +100,13 @@ def test_clusters_of_the_fleet_can_be_labelled(fleet_mesh: Mesh, rest: HttpClien
     labels = [one["clusterLabel"] for one in rest.must(200, "GET", where + "/labels")]
     assert labels == ["region=us", "site=dallas"]
     rest.must(201, "POST", where + "/labels", {"clusterLabel": "night"})
-    assert v1.must(200, "GET", "/clusters/telco/pop-2")["labels"]["night"] == ""
+    v1.until("/clusters/telco/pop-2", lambda c: c["labels"].get("night") == "")
     assert rest.must(200, "GET", "/cluster-providers/telco/clusters?label=night") == ["pop-2"]
     shown = rest.must(200, "GET", "/cluster-providers/telco/clusters?withLabels=true")
     assert {"clusterLabel": "night"} in next(c["labels"] for c in shown if c["metadata"]["name"] == "pop-2")
     assert rest("DELETE", where + "/labels/night").status == 204
     v1.until("/clusters/telco/pop-2", lambda c: "night" not in c["labels"] and c["labels"]["site"] == "dallas")
-    assert rest.must(200, "GET", where + "/status")["connectivity"] == "available"
+    rest.until(where + "/status", lambda status: status["connectivity"] == "available")
     rest.must(201, "POST", where + "/kv-pairs", {"metadata": {"name": "kv"}, "spec": {"kv": [{"a": 1}, {"b": "x"}]}})
     assert rest.must(200, "GET", where + "/kv-pairs/kv?key=b") == {"value": "x"}
     assert rest("GET", where + "/kv-pairs/kv?key=c").status == 404
