@@ -48,7 +48,7 @@ class Stack:
 
     def up(self) -> None:
         """Starts the stack with the commands that compose.yaml names."""
-        self.compose("up", "-d", "--wait", "--wait-timeout", "180")
+        self.compose("up", "-d", "--wait", "--wait-timeout", "280")
         self.token = self.compose("exec", "-T", "gateway", "cat", "/run/moorage/token").strip()
 
     def containers(self) -> dict[str, dict[str, Any]]:
@@ -61,7 +61,7 @@ class Stack:
         """Runs the command line on the host."""
         env = {**os.environ, "MOORAGE_URL": self.url, "MOORAGE_TOKEN": self.token}
         command = [sys.executable, "-m", "moorage.cli", *arguments]
-        done = subprocess.run(command, env=env, capture_output=True, text=True, input=data, timeout=90, check=False)
+        done = subprocess.run(command, env=env, capture_output=True, text=True, input=data, timeout=200, check=False)
         if check and done.returncode:
             raise AssertionError(f"{' '.join(arguments)}: {done.returncode}\n{done.stdout}{done.stderr}")
         return done
