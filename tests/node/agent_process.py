@@ -33,7 +33,7 @@ class AgentProcess:
                 env={**os.environ, **self._environment},
             )
         assert self.process.stdout is not None
-        self.ready = (await asyncio.wait_for(self.process.stdout.readline(), 60)).decode().strip()
+        self.ready = (await asyncio.wait_for(self.process.stdout.readline(), 120)).decode().strip()
         if not self.ready.startswith("ready"):
             raise AssertionError(await asyncio.to_thread((self.root.parent / "agent.log").read_text))
 
@@ -50,7 +50,7 @@ class AgentProcess:
         started = loop.time()
         if self.process.returncode is None:
             self.process.terminate()
-        await asyncio.wait_for(self.process.wait(), 30)
+        await asyncio.wait_for(self.process.wait(), 60)
         return loop.time() - started
 
     async def command(self, *words: str) -> tuple[int, str, str]:

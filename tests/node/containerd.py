@@ -109,7 +109,7 @@ class Containerd:
 
     async def start(self) -> None:
         self.process = self._spawn()
-        until = time.monotonic() + 30
+        until = time.monotonic() + 120
         async with grpc_unix.channel(str(self.socket)) as channel:
             status = channel.unary_unary("/runtime.v1.RuntimeService/Status")
             while True:
@@ -146,7 +146,7 @@ class Containerd:
             str(archive),
         ]
         done = await asyncio.to_thread(
-            lambda: subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+            lambda: subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
         )
         assert done.returncode == 0, done.stderr
         async with grpc_unix.channel(str(self.socket)) as channel:
@@ -167,7 +167,7 @@ class Containerd:
         async with grpc_unix.channel(str(self.socket)) as channel:
 
             async def call(method: str, request: bytes = b"") -> bytes:
-                answer: bytes = await channel.unary_unary(f"/runtime.v1.RuntimeService/{method}")(request, timeout=30)
+                answer: bytes = await channel.unary_unary(f"/runtime.v1.RuntimeService/{method}")(request, timeout=60)
                 return answer
 
             for sandbox in cri.ListPodSandboxResponse.FromString(await call("ListPodSandbox")).items:
@@ -184,7 +184,7 @@ class Containerd:
         assert self.process is not None
         self.process.terminate()
         try:
-            self.process.wait(10)
+            self.process.wait(30)
         except subprocess.TimeoutExpired:
             self.kill()
         self._clean()

@@ -25,7 +25,7 @@ class CriClient:
     async def close(self) -> None:
         await self.channel.close()
 
-    async def call(self, method: str, request: Message, answer: type[M], timeout: float = 30.0) -> M:
+    async def call(self, method: str, request: Message, answer: type[M], timeout: float = 60.0) -> M:
         raw = await self.channel.unary_unary(f"/runtime.v1.RuntimeService/{method}")(
             request.SerializeToString(), timeout=timeout
         )

@@ -77,7 +77,7 @@ class Kubelet:
                 start_new_session=True,
             )
 
-    async def said(self, words: str, seconds: float = 60.0) -> None:
+    async def said(self, words: str, seconds: float = 120.0) -> None:
         """Waits until the kubelet has logged these words."""
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds

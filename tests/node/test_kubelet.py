@@ -156,7 +156,7 @@ def plane() -> Iterator[ControlPlane]:
     plane = ControlPlane("node", arguments=("--disable-admission-plugins=ServiceAccount",))
     try:
         plane.begin()
-        plane.until(plane.ready, 60, "kube-apiserver")
+        plane.until(plane.ready, 120, "kube-apiserver")
         yield plane
     finally:
         plane.remove()
@@ -195,7 +195,11 @@ async def test_a_node_of_a_cluster(member: Node, plane: ControlPlane) -> None:
         return bool(status["resources"].get("requests", {}).get("cpu") == "200m")
 
     await eventually(resized, 60)
-    assert cgroup_file(etl, "cpu", "cpu.shares").read_text().strip() == "204"
+
+    async def has_shares() -> bool:
+        return cgroup_file(etl, "cpu", "cpu.shares").read_text().strip() == "204"
+
+    await eventually(has_shares, 60)
     assert (await member.runs("etl"), _cpus(etl)) == (etl, "1")
     plane.call("DELETE", f"{pods}/etl?gracePeriodSeconds=0")
     await member.gone("etl")

@@ -89,13 +89,13 @@ async def test_an_intent_becomes_cpus_of_the_zone_that_was_decided(mesh: Mesh, t
     stack = contextlib.AsyncExitStack()
     pods = await stack.enter_async_context(spy_on(mesh))
     try:
-        await until(lambda: len(mesh.http("/v1/nodes/lab/one/n1").get("zones", [])) == 2, 30, "zones are reported")
+        await until(lambda: len(mesh.http("/v1/nodes/lab/one/n1").get("zones", [])) == 2, 60, "zones are reported")
         mesh.http("/v1/apply", application("first", "storage-service", 20))
-        await until(lambda: bool(slots(mesh, "first")), 30, "it is decided")
+        await until(lambda: bool(slots(mesh, "first")), 60, "it is decided")
         mesh.http("/v1/apply", application("rank", "reranker", 10))
-        await until(lambda: bool(slots(mesh, "rank")), 30, "it is decided")
+        await until(lambda: bool(slots(mesh, "rank")), 60, "it is decided")
         for name, role, cores in (("first", "storage-service", 20), ("rank", "reranker", 10)):
-            await until(lambda name=name: f"{name}-0" in pods.uids, 20, "the cluster has made the pod")  # type: ignore[misc]
+            await until(lambda name=name: f"{name}-0" in pods.uids, 60, "the cluster has made the pod")  # type: ignore[misc]
             uid = pods.uids[f"{name}-0"]
             manifest = claimed_pod(mesh, name, uid, role, cores)
             zone = next(iter(slots(mesh, name)[0]["parts"])).removeprefix("n1/numa-")
@@ -110,7 +110,7 @@ async def test_an_intent_becomes_cpus_of_the_zone_that_was_decided(mesh: Mesh, t
         await until(lambda: [slot["node"] for slot in slots(mesh, "unlucky")] == ["n1"], 60, "it is decided")
         # Another node gets an agent, too; then the zones of this one get full without anybody having decided that.
         second = asyncio.ensure_future(_second_agent(join(mesh, "n2", tmp_path / "n2.json")))
-        await until(lambda: len(mesh.http("/v1/nodes/lab/one/n2").get("zones", [])) == 2, 30, "zones are reported")
+        await until(lambda: len(mesh.http("/v1/nodes/lab/one/n2").get("zones", [])) == 2, 60, "zones are reported")
         await _refused_is_decided_elsewhere(mesh, stand, pods)
     finally:
         if second is not None:
@@ -121,7 +121,7 @@ async def test_an_intent_becomes_cpus_of_the_zone_that_was_decided(mesh: Mesh, t
 
 async def _refused_is_decided_elsewhere(mesh: Mesh, stand: Stand, pods: Pods) -> None:
     assert stand.kubelet is not None
-    await until(lambda: "unlucky-0" in pods.uids, 20, "the cluster has made the pod")
+    await until(lambda: "unlucky-0" in pods.uids, 60, "the cluster has made the pod")
     uid = pods.uids["unlucky-0"]
     manifest = claimed_pod(mesh, "unlucky", uid, "storage-service", 30)
     for stranger in ("a", "b"):
@@ -132,7 +132,7 @@ async def _refused_is_decided_elsewhere(mesh: Mesh, stand: Stand, pods: Pods) ->
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await stand.kubelet.run("unlucky", uid, manifest["metadata"]["annotations"])
     assert "ClaimUnmet: " in (refused.value.details() or "")
-    await until(lambda: [s["node"] for s in slots(mesh, "unlucky")] == ["n2"], 40, "it is decided again, elsewhere")
+    await until(lambda: [s["node"] for s in slots(mesh, "unlucky")] == ["n2"], 60, "it is decided again, elsewhere")
     sys.stdout.write(f"decided again {time.monotonic() - started:.2f} s after the refusal\n")
 
 

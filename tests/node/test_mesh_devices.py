@@ -89,7 +89,7 @@ def template_of(mesh: Mesh, name: str) -> dict[str, Any]:
 
 async def decided_pod(mesh: Mesh, name: str, uid: str) -> dict[str, Any]:
     """The pod as the cluster's agent has it made: of the template with what the mesh writes into it."""
-    await until(lambda: bool(template_of(mesh, name)), 30, "the template is made")
+    await until(lambda: bool(template_of(mesh, name)), 60, "the template is made")
     template = template_of(mesh, name)
     metadata = {**template["metadata"], "name": f"{name}-0", "namespace": "default", "uid": uid}
     return {"kind": "Pod", "metadata": metadata, "spec": template["spec"]}
@@ -104,11 +104,14 @@ async def start(stand: Stand, manifest: dict[str, Any]) -> None:
 
 async def test_cores_lie_in_the_zone_of_the_device(mesh: Mesh, stand: Stand, plugin: FakePlugin) -> None:
     mesh.http("/v1/apply", CLASS)
-    await until(lambda: "n1/numa-1/eth1" in parts(mesh), 30, "the plugin's devices are parts")
+    await until(lambda: "n1/numa-1/eth1" in parts(mesh), 60, "the plugin's devices are parts")
     device = parts(mesh)["n1/numa-1/eth1"]
     assert device["parent"] == "n1/numa-1" and device["inventories"][RESOURCE]["total"] == "3"
-    row = mesh.http("/v1/nodes/lab/one/n1")
-    assert [(d["name"], d["zone"], d["resource"]) for d in row["devices"]] == [("eth1", "numa-1", RESOURCE)]
+
+    def devices() -> list[tuple[str, str, str]]:
+        return [(d["name"], d["zone"], d["resource"]) for d in mesh.http("/v1/nodes/lab/one/n1").get("devices", ())]
+
+    await until(lambda: devices() == [("eth1", "numa-1", RESOURCE)], 60, "its node shows the device")
 
     async with spy_on(mesh) as pods:
         own = {"resource": "cpu", "requests": 10, "limits": 10, "group": "_C"}
@@ -117,19 +120,19 @@ async def test_cores_lie_in_the_zone_of_the_device(mesh: Mesh, stand: Stand, plu
             ("role", [{"class": "fast", "count": 1}], "storage-service"),
         ):
             mesh.http("/v1/apply", application(name, needs, 10, role))
-            await until(lambda name=name: bool(slots(mesh, name)), 30, f"{name} is decided")  # type: ignore[misc]
+            await until(lambda name=name: bool(slots(mesh, name)), 60, f"{name} is decided")  # type: ignore[misc]
             assert {"n1/numa-1", "n1/numa-1/eth1"} == set(slots(mesh, name)[0]["parts"])
             await _runs_in_zone_one(mesh, stand, pods, name)
-            await until(lambda: parts(mesh)["n1/numa-1/eth1"]["used"].get(RESOURCE) == "1", 20, "the device is in use")
+            await until(lambda: parts(mesh)["n1/numa-1/eth1"]["used"].get(RESOURCE) == "1", 60, "the device is in use")
             await stand.remove(f"{name}-0")
             assert mesh.run("terminate", f"default/{name}/v1/default").returncode == 0
             await until(
-                lambda: parts(mesh)["n1/numa-1/eth1"]["used"].get(RESOURCE, "0") == "0", 20, "the device is free"
+                lambda: parts(mesh)["n1/numa-1/eth1"]["used"].get(RESOURCE, "0") == "0", 60, "the device is free"
             )
 
 
 async def _runs_in_zone_one(mesh: Mesh, stand: Stand, pods: Pods, name: str) -> None:
-    await until(lambda: f"{name}-0" in pods.uids, 20, "the cluster has made the pod")
+    await until(lambda: f"{name}-0" in pods.uids, 60, "the cluster has made the pod")
     uid = pods.uids[f"{name}-0"]
     manifest = await decided_pod(mesh, name, uid)
     assert manifest["spec"]["containers"][0]["resources"]["requests"][RESOURCE] == "1"
@@ -139,17 +142,17 @@ async def _runs_in_zone_one(mesh: Mesh, stand: Stand, pods: Pods, name: str) -> 
 
 async def test_what_pods_hold_that_nobody_decided_counts(mesh: Mesh, stand: Stand, plugin: FakePlugin) -> None:
     mesh.http("/v1/apply", CLASS)
-    await until(lambda: "n1/numa-1/eth1" in parts(mesh), 30, "the plugin's devices are parts")
+    await until(lambda: "n1/numa-1/eth1" in parts(mesh), 60, "the plugin's devices are parts")
     stranger = pod("stranger")
     for amounts in stranger["spec"]["containers"][0]["resources"].values():
         amounts[RESOURCE] = "2"
     await start(stand, stranger)
-    await until(lambda: parts(mesh)["n1/numa-1/eth1"]["used"].get(RESOURCE) == "2", 20, "its devices are in use")
+    await until(lambda: parts(mesh)["n1/numa-1/eth1"]["used"].get(RESOURCE) == "2", 60, "its devices are in use")
     mesh.http("/v1/apply", application("two", [{"class": "fast", "count": 2}], 2))
-    await until(lambda: bool(mesh.http(GROUP.format("two")).get("reasons")), 30, "two more are not there")
+    await until(lambda: bool(mesh.http(GROUP.format("two")).get("reasons")), 60, "two more are not there")
     assert not slots(mesh, "two")
     # The plugin away, nothing new goes there; back, it does.
     await stand.remove("stranger")
-    await until(lambda: bool(slots(mesh, "two")), 40, "it is decided when they are given back")
+    await until(lambda: bool(slots(mesh, "two")), 60, "it is decided when they are given back")
     (stand.agent.root / "plugins_registry" / "vf.sock").unlink()
-    await until(lambda: parts(mesh)["n1/numa-1/eth1"]["health"] == "Unhealthy", 20, "its devices are not healthy")
+    await until(lambda: parts(mesh)["n1/numa-1/eth1"]["health"] == "Unhealthy", 60, "its devices are not healthy")

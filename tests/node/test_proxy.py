@@ -137,7 +137,7 @@ async def test_a_method_that_the_runtime_does_not_know_is_always_refused_as_such
 @pytest.mark.parametrize("method", ["StopContainer", "Hangs"])
 async def test_a_call_that_the_kubelet_gives_up_is_given_up_at_the_runtime(stand: Stand, method: str) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as late:
-        await stand.client.unary_unary(RUNTIME + method)(b"", timeout=2)
+        await stand.client.unary_unary(RUNTIME + method)(b"", timeout=5)
     assert late.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
     await asyncio.wait_for(stand.runtime.cancelled.wait(), 40)
 

@@ -67,7 +67,11 @@ async def test_before_a_kubelet(agent: AgentProcess, containerd: Containerd, tmp
     online = await _run(client, tmp_path / "pods", "web", "online-micro_service", cpu_shares=512)
     offline = await _run(client, tmp_path / "pods", "etl", "ETL")
     assert (await _cpus(client, online), await _cpus(client, offline)) == ("0", "1")
-    assert all(item["applied"] for item in await agent.ask("allocations"))
+
+    async def applied() -> bool:
+        return all(item["applied"] for item in await agent.ask("allocations"))
+
+    await eventually(applied)
     # The kubelet sees what it asked for, not what the container has.
     assert (await client.status(online)).status.resources.linux.cpuset_cpus == ""
     await agent.ask("pools", "set", "online=1", "offline=0")
@@ -84,7 +88,7 @@ async def test_before_a_kubelet(agent: AgentProcess, containerd: Containerd, tmp
         return cgroup_file(pid, "cpuset", "cpuset.cpus").read_text().strip() == "1"
 
     await eventually(put_right)
-    assert all(item["applied"] for item in await agent.ask("allocations"))
+    await eventually(applied)
     await client.close()
 
 
@@ -140,7 +144,7 @@ async def test_the_runtime_goes_away_and_comes_back(
         code, _, _ = await agent.command("pools", "set", "online=1", "offline=0")
         return code == 0 and cgroup_file(pid, "cpuset", "cpuset.cpus").read_text().strip() == "0"
 
-    await eventually(moved, 20)
+    await eventually(moved, 60)
     await client.close()
 
 
@@ -264,7 +268,7 @@ async def test_alone(containerd: Containerd, tmp_path: Path) -> None:
         async def runs() -> bool:
             return any(item["applied"] for item in await agent.ask("allocations"))
 
-        await eventually(runs, 20)
+        await eventually(runs, 60)
         (container,) = await _containers(client)
         assert await _cpus(client, container) == "1"
         # What ends is started again.
@@ -273,13 +277,13 @@ async def test_alone(containerd: Containerd, tmp_path: Path) -> None:
         async def again() -> bool:
             return bool(set(await _containers(client)) - {container})
 
-        await eventually(again, 20)
+        await eventually(again, 60)
         (tmp_path / "pods" / "etl.yaml").unlink()
 
         async def gone() -> bool:
             return not await _containers(client) and await agent.ask("allocations") == []
 
-        await eventually(gone, 20)
+        await eventually(gone, 60)
     finally:
         await client.close()
         await agent.stop()
