@@ -22,7 +22,7 @@ __all__ = ["clean"]  # a fixture
 def get(port: int, path: str) -> str:
     """Returns the body of the response, whatever its status; empty if the connection is refused."""
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=30) as answer:
             return str(answer.read().decode())
     except urllib.error.HTTPError as error:
         with error:
@@ -39,7 +39,7 @@ async def test_an_agent_has_probes_metrics_and_traces(plane: ControlPlane, mesh:
         return await asyncio.to_thread(get, port, path)
 
     async def becomes(path: str, wanted: str) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while wanted not in await get_text(path):  # noqa: ASYNC110 - another process
                 await asyncio.sleep(0.1)
 
@@ -58,7 +58,7 @@ async def test_an_agent_has_probes_metrics_and_traces(plane: ControlPlane, mesh:
             mesh.desired["web"].traceparent = f"00-{trace}-{'3' * 16}-01"
             mesh.desired["web"].version = 6
             await mesh.bus.publish("moorage.desired.changed.lab.edge-1", b"")
-            await until(lambda: set(mesh.states("web", 6).values()) == {"Ready"}, 30, "it is applied")
+            await until(lambda: set(mesh.states("web", 6).values()) == {"Ready"}, 60, "it is applied")
             await until(lambda: bool(collector.of(trace)), 40, "its span was exported")
             (span,) = collector.of(trace).values()
             assert (span.service, span.name, span.parent) == ("moorage-agent", "apply", "3" * 16)
@@ -70,5 +70,5 @@ async def test_an_agent_has_probes_metrics_and_traces(plane: ControlPlane, mesh:
             assert "moorage_agent_view_age_seconds" in metrics and "moorage_agent_reports_total" in metrics
         finally:
             process.terminate()
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 await process.wait()

@@ -130,17 +130,17 @@ def given_once(mesh: Mesh) -> int:
 
 def test_each_device_is_given_once_whichever_nodes_reach_it(mesh: Mesh, cluster: ControlPlane) -> None:
     nodes = [f"edge-1-n{i}" for i in range(4)]
-    found = parts(mesh)
-    assert {ident.rpartition("/")[2]: part["nodes"] for ident, part in found.items()} == {
-        "e-0": nodes,
-        "e-1": nodes,
-        "s-0": nodes[2:],
-    }
+    reached = {"e-0": nodes, "e-1": nodes, "s-0": nodes[2:]}
+    until(
+        lambda: {ident.rpartition("/")[2]: part["nodes"] for ident, part in parts(mesh).items()} == reached,
+        40,
+        "each device is reached by its nodes",
+    )
     with ThreadPoolExecutor(len(NAMES)) as threads:
         list(threads.map(lambda name: apply(mesh, document(name)), NAMES))
     until(lambda: len(in_phase(mesh, "Running", NAMES)) == 3, 60, "as many run as there are devices")
     until(lambda: len(in_phase(mesh, "Pending", NAMES)) == 2, 40, "the others wait")
-    assert allocated(cluster) == ["e-0", "e-1", "s-0"]
+    until(lambda: allocated(cluster) == ["e-0", "e-1", "s-0"], 40, "each is allocated")
     left, wanted = list(NAMES), 3
     while left:
         done = in_phase(mesh, "Running", left)

@@ -410,8 +410,12 @@ async def test_an_agent_that_ends_between_class_template_and_pods_is_followed(
     await settled(lambda: list(pods(plane, "web").values()) == ["gpu-2"], 60, "the next agent goes on")
     await mesh.want(CLUSTER, "web", 6, remove=True)
     await until(lambda: (c := mesh.confirmation("web", 6)) is not None and c.removed, 40, "it is gone")
-    left = [c["metadata"]["name"] for c in plane.get(f"{GROUP}/deviceclasses")["items"]]
-    assert left == ["pinnable"] and plane.get(f"{NAMESPACED}/resourceclaimtemplates")["items"] == []
+
+    def left() -> list[str]:
+        return [c["metadata"]["name"] for c in plane.get(f"{GROUP}/deviceclasses")["items"]]
+
+    await settled(lambda: left() == ["pinnable"], 40, "its classes are gone")
+    await settled(lambda: not plane.get(f"{NAMESPACED}/resourceclaimtemplates")["items"], 40, "and its templates")
 
 
 async def test_extended_resources_that_a_class_backs_are_counted(

@@ -189,7 +189,7 @@ async def test_an_unserved_kind_is_reported(server: ScriptedServer) -> None:
     api = Api(server.url)
     follower = Reflector(api, "/apis/none/v1/things", _decode, lambda *_: None, lambda *_: None)
     task = asyncio.ensure_future(follower.run())
-    await asyncio.wait_for(follower.synced.wait(), 3)
+    await asyncio.wait_for(follower.synced.wait(), 30)
     assert follower.absent and not follower.listed
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

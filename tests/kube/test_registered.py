@@ -7,6 +7,7 @@ from pathlib import Path
 from moorage_testkit.control_plane import ControlPlane
 from moorage_testkit.http_client import HttpClient
 from moorage_testkit.mesh import Mesh
+from moorage_testkit.polling import wait_until
 
 
 def test_a_cluster_registered_with_a_kubeconfig_joins_and_runs_groups(planes: list[ControlPlane]) -> None:
@@ -31,8 +32,7 @@ def test_a_cluster_registered_with_a_kubeconfig_joins_and_runs_groups(planes: li
         kubeconfig = Path(plane.kubeconfig).read_bytes()
         assert rest.upload("POST", clusters, {"metadata": {"name": "one"}}, kubeconfig).status == 201
         rest.must(201, "POST", f"{clusters}/one/labels", {"clusterLabel": "near"})
-        found = v1.until("/clusters", lambda page: page["items"])["items"]
-        assert [(one["id"], one["state"]) for one in found] == [("site/one", "Ready")]
+        v1.until("/clusters", lambda page: [(c["id"], c["state"]) for c in page["items"]] == [("site/one", "Ready")])
         rest.until(f"{clusters}/one/status", lambda status: status["connectivity"] == "available")
         document = {
             "kind": "Application",
@@ -51,5 +51,5 @@ def test_a_cluster_registered_with_a_kubeconfig_joins_and_runs_groups(planes: li
         assert rest("DELETE", f"{clusters}/one/labels/near").status == 204
         assert rest("DELETE", f"{clusters}/one").status == 204
         v1.until("/clusters", lambda page: not page["items"] or page["items"][0]["state"] == "Stale", 40)
-        assert list((mesh.state / "kubeconfigs").iterdir()) == []
+        wait_until(lambda: not list((mesh.state / "kubeconfigs").iterdir()), "its kubeconfig is gone")
         assert b"client-key-data" not in (mesh.state / "logs" / "agents.log").read_bytes()
