@@ -22,7 +22,7 @@ from moorage.fleet import Fleet, normalize_node
 from moorage.merger.core.class_binding import bound
 from moorage.model.candidates import Answer, Ask
 from moorage.model.groups import Revision
-from moorage.model.part_reports import CounterSetReport, DeviceReport, DeviceTaint
+from moorage.model.part_reports import CounterSetReport, DeviceClassReport, DeviceReport, DeviceTaint
 from moorage.model.part_requests import DeviceAsk, DeviceToleration, PartGroup, PropertyCondition
 from moorage.model.reports import NodeReport
 from moorage.model.resource_classes import RESOURCE_CLASS, FleetObject, StoredMetadata
@@ -366,6 +366,42 @@ def test_reasons_name_each_condition_and_the_nearest_device() -> None:
     assert reason.message.endswith("model is A")
 
 
+@pytest.mark.parametrize(
+    ("asked", "missed"),
+    [
+        ("20", "MEMORY 10 of 20"),
+        ("200", "memory 100 of 200"),
+        ("1k", "memory 100 of 1000"),
+        ("", "it has no capacity size"),
+    ],
+)
+def test_the_capacity_of_the_nearest_device_is_named(asked: str, missed: str) -> None:
+    card = DeviceReport(name="card", kind="card", capacity={"memory": "100"}, divisible=True)
+    made = msgspec.structs.replace(node("n0", in_use={"card": {"MEMORY": "90"}}), devices=[card])
+    selector = ((PropertyCondition(key="Kind", operator="Eq", values=("card",)),),)
+    capacity = {"memory": asked} if asked else {"size": "1"}
+    group = PartGroup(suffix="gpu", devices=(DeviceAsk(properties=selector, capacity=capacity),))
+    (reason,) = ClassAnswers(fleet_of({"lab/a": [made]})).answer(_ask(_shape(group), explain=True)).apps["web"].reasons
+    assert reason.code == "PartShort" and f"; nearest is n0/card: {missed}" in reason.message
+
+
+@pytest.mark.parametrize(
+    ("free", "tainted", "code"), [(1, 0, "PartShort"), (1, 1, "DeviceTainted"), (2, 0, None), (0, 0, "PartShort")]
+)
+def test_a_need_for_all_devices_says_how_many_of_the_nearest_node_are_free(
+    free: int, tainted: int, code: str | None
+) -> None:
+    made = _node("A", "A", in_use=0 if tainted else 2 - free)
+    if tainted:
+        made.devices[0] = msgspec.structs.replace(made.devices[0], taints=[DeviceTaint(key="k", effect="NoSchedule")])
+    group = PartGroup(suffix="gpu", devices=(DeviceAsk(selectors=('device.driver == "gpu.d"',), all=True),))
+    found = ClassAnswers(fleet_of({"lab/a": [made]})).answer(_ask(_shape(group), explain=True)).apps["web"].reasons
+    assert [reason.code for reason in found] == ([code] if code else [])
+    if code and free:
+        assert found[0].message.endswith(f"nearest is n0: 2 selected, {2 - tainted} healthy and tolerated, 1 free")
+        assert (found[0].needed, found[0].free) == ("2", "1")
+
+
 @pytest.mark.parametrize(("invalid", "code"), [(False, "PoolIncomplete"), (True, "PoolInvalid")])
 def test_pools_that_do_not_count_are_named_as_the_reason(invalid: bool, code: str) -> None:
     bad = _node()
@@ -377,6 +413,10 @@ def test_pools_that_do_not_count_are_named_as_the_reason(invalid: bool, code: st
         ("PartMissing", ["lab/b"]),
     ]
     assert "pools of 1 node" in found.reasons[0].message
+    bad.device_classes = [DeviceClassReport(name="gpu", selectors=['device.driver == "gpu.d"'])]
+    shape = _shape(PartGroup(suffix="gpu", devices=(DeviceAsk(device_class="gpu"),)))
+    (reason,) = ClassAnswers(fleet_of({"lab/a": [bad]})).answer(_ask(shape, explain=True)).apps["web"].reasons
+    assert reason.code == code, "the class is known"
 
 
 def test_an_expression_with_an_error_is_named() -> None:

@@ -52,6 +52,11 @@ class NodeDevices(NamedTuple):
     problems: list[str]
 
     @property
+    def offers(self) -> bool:
+        """Returns whether a driver offers devices for the node, also where none of them counts."""
+        return bool(self.devices or self.problems)
+
+    @property
     def has_invalid_pools(self) -> bool:
         """Returns whether a pool makes no sense, rather than being published just now."""
         return any(not text.endswith(_MISSING_SLICES) for text in self.problems)

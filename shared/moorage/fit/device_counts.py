@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from moorage.model.part_requests import DeviceAsk, PartGroup
 from moorage.model.shapes import Shape
+from moorage.parsing import parse_nanos
 from moorage.parts.device_parts import unit_of
 from moorage.parts.device_slots import selected_devices
 from moorage.parts.device_table import tolerated
@@ -22,10 +23,12 @@ from .protocols import Ids, Mask, Rows
 from .static_inside import StaticInside
 
 Counts = NDArray[np.int64]
+_NANO = 10**9
 
 
 class ShortCounter(NamedTuple):
-    """A counter of which a device takes more than is left."""
+    """A counter of which a device takes more than is left, or a capacity of a device of which less is left than is asked for. `free`
+    is negative where the device has no such capacity."""
 
     part: str
     name: str
@@ -33,11 +36,21 @@ class ShortCounter(NamedTuple):
     free: int
 
 
+class WholeNode(NamedTuple):
+    """How many devices of a node a need for all of them selects, and how many of those are tolerated and free."""
+
+    node: str
+    selected: int
+    tolerated: int
+    free: int
+
+
 class DeviceCounts(NamedTuple):
     """Devices by cluster. Each number counts those of the number before that meet one condition more. `most_free`: on one node.
     `starved`: devices that nobody has, but counters that they take of have too little left; `counter` is the nearest of these.
     `incomplete`, `invalid`: nodes with pools of which no device counts, because slices are missing, or because they make no sense.
-    `known`: some cluster has a DeviceClass of the name that is asked for."""
+    `known`: some cluster has a DeviceClass of the name that is asked for. `capacity` is the nearest of the devices that have too
+    little left of a capacity. `whole`: nodes of which all selected devices are free; `nearest` is the nearest of the others."""
 
     there: Counts
     selected: Counts
@@ -49,25 +62,30 @@ class DeviceCounts(NamedTuple):
     incomplete: Counts
     invalid: Counts
     known: bool
+    whole: Counts
     counter: ShortCounter | None = None
+    capacity: ShortCounter | None = None
+    nearest: WholeNode | None = None
 
     def lacks(self, ask: DeviceAsk) -> Mask:
         """Returns the clusters of which no node has enough devices free at once."""
-        lacking: Mask = self.most_free < ask.count
+        lacking: Mask = self.whole == 0 if ask.all else self.most_free < ask.count
         return lacking
 
 
 def count_devices(rows: Rows, ask: DeviceAsk, about: Mask) -> DeviceCounts:
     """Counts the devices of usable nodes of these clusters."""
     ids = np.flatnonzero(rows.usable[: rows.n] & about[rows.cluster[: rows.n]])
-    there, selected, healthy, untainted, free, most, starved, incomplete, invalid = (
-        np.zeros(rows.size, np.int64) for _ in range(9)
+    there, selected, healthy, untainted, free, most, starved, incomplete, invalid, whole = (
+        np.zeros(rows.size, np.int64) for _ in range(10)
     )
     counter: ShortCounter | None = None
+    capacity: ShortCounter | None = None
+    nearest_whole: WholeNode | None = None
     known = False
     seen: set[tuple[int, str]] = set()  # clusters with the devices that several nodes reach, which count once
     if not len(ids):
-        return DeviceCounts(there, selected, healthy, untainted, free, most, starved, incomplete, invalid, known)
+        return DeviceCounts(there, selected, healthy, untainted, free, most, starved, incomplete, invalid, known, whole)
     asked = Asked(Shape(key="", object="", groups=[PartGroup(devices=(ask,))]))
     for layout, at, amounts in nodes_by_layout(rows, ids, asked=[asked]):
         table = StaticInside.of(layout).table
@@ -79,6 +97,7 @@ def count_devices(rows: Rows, ask: DeviceAsk, about: Mask) -> DeviceCounts:
         clusters = rows.cluster[ids[at]].astype(np.int64)
         on_node = np.zeros(len(at), np.int64)
         counting = np.zeros(len(at), np.int64)
+        chosen = usable = 0  # devices of the node that are selected, and those of them that are tolerated
         by_source: dict[int, tuple[Counts, Counts]] = {}  # entry → devices that take of it first, and the most that can
         for part in layout.parts:
             if part.device < 0:
@@ -93,6 +112,8 @@ def count_devices(rows: Rows, ask: DeviceAsk, about: Mask) -> DeviceCounts:
                 part.healthy or (bool(report.taints) and report.healthy),
                 tolerated(report.taints, ask.tolerations),
             ]
+            chosen += number * steps[1]
+            usable += number * all(steps)
             for meets, column in zip(steps, (there, selected, healthy, untainted), strict=True):
                 if not meets:
                     break
@@ -100,12 +121,17 @@ def count_devices(rows: Rows, ask: DeviceAsk, about: Mask) -> DeviceCounts:
             else:
                 if not entries:
                     continue
-                whole = amounts[:, entries[0][0]] // entries[0][1]
+                wanted = table.taken(part.device, ask.capacity, ask.share)
                 of_part = (
-                    _gives(layout, part, table.taken(part.device, ask.capacity, ask.share), amounts)
-                    if report.divisible
-                    else np.clip(whole, 0, number)
+                    _gives(layout, part, wanted, amounts)
+                    if report.divisible or wanted is None
+                    else np.clip(amounts[:, entries[0][0]] // entries[0][1], 0, number)
                 )
+                if ask.capacity and not of_part.all():
+                    having_not = int(np.argmin(of_part))
+                    device = part_id(rows.node_name(int(ids[at[having_not]])), part.path)
+                    missed = _short_capacity(layout, part, device, amounts[having_not], ask, wanted)
+                    capacity = _nearer(capacity, missed)
                 sources = _sources(layout, part, amounts)
                 if ask.admin:  # it takes nothing
                     of_part, sources = np.full(len(at), number), []
@@ -115,7 +141,9 @@ def count_devices(rows: Rows, ask: DeviceAsk, about: Mask) -> DeviceCounts:
                         np.add.at(starved, clusters, of_part * short * (1 if first is None else first))
                         nearest = int(np.argmax(np.where(short, amounts[:, entry], -1)))
                         left = int(amounts[nearest, entry])
-                        counter = _nearer(counter, rows, layout, int(ids[at[nearest]]), entry, each, left)
+                        of, name = layout.entries[entry]
+                        short_of = part_id(rows.node_name(int(ids[at[nearest]])), layout.parts[of].path)
+                        counter = _nearer(counter, ShortCounter(short_of, name, each, max(left, 0)))
                     of_part = np.minimum(of_part, most_of)
                 if sources:
                     entry, _, most_of = sources[0]
@@ -130,7 +158,16 @@ def count_devices(rows: Rows, ask: DeviceAsk, about: Mask) -> DeviceCounts:
         np.maximum.at(most, clusters, on_node)
         if layout.inside.incomplete_pools:
             np.add.at(invalid if layout.inside.invalid_pools else incomplete, clusters, 1)
-    return DeviceCounts(there, selected, healthy, untainted, free, most, starved, incomplete, invalid, known, counter)
+        elif ask.all and chosen:
+            np.add.at(whole, clusters, on_node >= chosen)
+            best = int(np.argmax(on_node))
+            here = WholeNode(rows.node_name(int(ids[at[best]])), chosen, usable, int(on_node[best]))
+            if nearest_whole is None or here.free * nearest_whole.selected > nearest_whole.free * here.selected:
+                nearest_whole = here
+    return DeviceCounts(
+        there, selected, healthy, untainted, free, most, starved, incomplete, invalid, known, whole,
+        counter, capacity, nearest_whole,
+    )  # fmt: skip
 
 
 def _count_of_nodes(rows: Rows, resource: str, ids: Ids, columns: Sequence[Counts], free: Counts, most: Counts) -> None:
@@ -180,14 +217,28 @@ def lacking_devices(rows: Rows, shape: Shape, about: Mask) -> Mask:
     return lacking
 
 
-def _nearer(
-    known: ShortCounter | None, rows: Rows, layout: Layout, row: int, entry: int, needed: int, free: int
-) -> ShortCounter:
-    """Returns the counter of which a larger share of what is needed is left."""
-    if known is not None and known.free * needed >= free * known.needed:
-        return known
-    part, name = layout.entries[entry]
-    return ShortCounter(part_id(rows.node_name(row), layout.parts[part].path), name, needed, max(free, 0))
+def _nearer(known: ShortCounter | None, found: ShortCounter | None) -> ShortCounter | None:
+    """Returns the one of which a larger share of what is needed is left."""
+    if known is None or found is None:
+        return known or found
+    return known if known.free * found.needed >= found.free * known.needed else found
+
+
+def _short_capacity(
+    layout: Layout, part: InnerPart, device: str, left: Counts, ask: DeviceAsk, wanted: Mapping[str, int] | None
+) -> ShortCounter | None:
+    """Returns the capacity of which a device has too little left, or never so much."""
+    for name, needed in (wanted or {}).items():
+        entry = layout.entry_at.get((part.path, name))
+        if entry is not None and left[entry] < needed:
+            return ShortCounter(device, name, needed, max(int(left[entry]), 0))
+    has = layout.inside.devices[part.device].capacity
+    for name, text in ask.capacity.items() if wanted is None else ():
+        needed = -(-parse_nanos(text) // _NANO)
+        total = parse_nanos(has[name]) // _NANO if name in has else -1
+        if total < needed:
+            return ShortCounter(device, name, needed, total)
+    return None
 
 
 def _first_of(clusters: Counts, path: str, seen: set[tuple[int, str]]) -> Mask:

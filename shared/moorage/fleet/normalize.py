@@ -87,7 +87,7 @@ def inside_of(node: NodeReport, before: Inside, allocatable: Mapping[str, int]) 
         providers=before.providers if node.providers is None else node.providers,
         devices=named_devices(node.name, node.devices),
         counters=named_counters(node.name, node.counters, node.devices) if node.devices else [],
-        device_classes=node.device_classes if node.devices else [],
+        device_classes=node.device_classes if node.devices or node.incomplete_pools else [],
         incomplete_pools=node.incomplete_pools,
         invalid_pools=node.invalid_pools,
         topology_manager=node.topology_manager or before.topology_manager,

@@ -359,7 +359,7 @@ class ClusterState:
             counted=self._counted(name, topology) if topology is not None else [],
             devices=found.devices if self.allocates else with_alike(found.devices),
             counters=found.counters,
-            device_classes=self.device_classes.reports(status.allocatable) if found.devices else [],
+            device_classes=self.device_classes.reports(status.allocatable) if found.offers else [],
             incomplete_pools=bool(found.problems),
             invalid_pools=found.has_invalid_pools,
             problems=found.problems,

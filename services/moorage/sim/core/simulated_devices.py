@@ -197,7 +197,7 @@ class SimulatedDevices:
         more: dict[str, list[Any]] = {
             "devices": found.devices if self.allocates else with_alike(found.devices),
             "counters": found.counters,
-            "deviceClasses": self._classes.reports(fields["allocatable"]) if found.devices else [],
+            "deviceClasses": self._classes.reports(fields["allocatable"]) if found.offers else [],
             "problems": found.problems,
         }
         for name, values in more.items():

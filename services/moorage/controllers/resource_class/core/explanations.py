@@ -36,7 +36,7 @@ def device_reasons(fleet: Fleet, app: str, shape: Shape, about: Mask) -> list[tu
         need = _Need(fleet, app, shape, group.suffix)
         if all(_is_unknown(one) and not of_one.known for one, of_one in counts):
             names = " or ".join(one.resource_class or one.device_class for one, _ in counts)
-            message = f"no class is called {names}, and no cluster has a DeviceClass of this name"
+            message = f"no class is called {names}, and no cluster that offers devices has a DeviceClass of this name"
             found.append((need.reason("ClassNotFound", message, lacking), lacking))
         else:
             found += _by_step(need, ask, of_ask, lacking)
@@ -79,12 +79,39 @@ def _by_step(need: _Need, ask: DeviceAsk, counts: DeviceCounts, lacking: Mask) -
         apart = _apart(field, counts, clusters) if clusters.any() else ()
         found += [(_of_step(need, ask, counts, field, code, part), part) for part in apart]
     if left.any():
-        best = int(counts.most_free[left].max())
-        message = f"no node has {ask.count} devices free at once for {_named(need, ask)}; at most {best}"
-        reason = need.reason("PartShort", message, left)
-        reason.needed, reason.free = str(ask.count), str(best)
-        found.append((reason, left))
+        found.append((_of_nodes(need, ask, counts, left), left))
     return found
+
+
+def _of_nodes(need: _Need, ask: DeviceAsk, counts: DeviceCounts, clusters: Mask) -> Reason:
+    """Returns the reason of clusters that have enough devices, but on no node."""
+    code, needed, best = "PartShort", ask.count, int(counts.most_free[clusters].max())
+    if not ask.all:
+        message = f"no node has {needed} devices free at once for {_named(need, ask)}; at most {best}"
+    elif (nearest := counts.nearest) is None:
+        code, text = _of_pools(counts, clusters) or (code, "")
+        message = f"all devices of a node are asked for {_named(need, ask)}, and of no node all are known{text}"
+    else:
+        code = "DeviceTainted" if nearest.tolerated < nearest.selected else code
+        needed, best = nearest.selected, nearest.free
+        message = (
+            f"all devices of a node are asked for {_named(need, ask)}; nearest is {nearest.node}: {needed} selected, "
+            f"{nearest.tolerated} healthy and tolerated, {best} free"
+        )
+    reason = need.reason(code, message, clusters)
+    reason.needed, reason.free = str(needed), str(best)
+    return reason
+
+
+def _of_pools(counts: DeviceCounts, clusters: Mask) -> tuple[str, str] | None:
+    """Returns the code and the words for pools of which no device counts, if there are any."""
+    for column, code, why in (
+        (counts.invalid, "PoolInvalid", "make no sense"),
+        (counts.incomplete, "PoolIncomplete", "lack slices"),
+    ):
+        if nodes := int(column[clusters].sum()):
+            return code, f"; pools of {nodes} node{'s' * (nodes > 1)} {why}, and none of their devices counts"
+    return None
 
 
 def _apart(field: str, counts: DeviceCounts, clusters: Mask) -> Iterator[Mask]:
@@ -115,14 +142,14 @@ def _of_step(need: _Need, ask: DeviceAsk, counts: DeviceCounts, field: str, code
     if field == "free" and counts.counter is not None and (starved := int(counts.starved[clusters].sum())):
         short = counts.counter
         message += f"; of {starved} more the counters are used up: nearest is {short.part}, {short.name} {short.free} of {short.needed}"
-    for column, name, why in (
-        (counts.invalid, "PoolInvalid", "make no sense"),
-        (counts.incomplete, "PoolIncomplete", "lack slices"),
-    ):
-        if nodes := int(column[clusters].sum()):
-            code = name if field == "selected" else code
-            message += f"; pools of {nodes} node{'s' * (nodes > 1)} {why}, and none of their devices counts"
-            break
+    if field == "free" and (lack := counts.capacity) is not None:
+        message += f"; nearest is {lack.part}: "
+        message += (
+            f"{lack.name} {lack.free} of {lack.needed}" if lack.free >= 0 else f"it has no capacity {lack.name}"
+        )
+    if (pools := _of_pools(counts, clusters)) is not None:
+        code = pools[0] if field == "selected" else code
+        message += pools[1]
     reason = need.reason(code, message, clusters)
     reason.needed, reason.free = str(ask.count), str(best)
     return reason
