@@ -136,6 +136,10 @@ def test_pods_get_the_devices_of_their_slots(mesh: Mesh) -> None:
     assert "ChosenByKubelet" not in warnings, "the claims are pinned, so no kubelet chooses"
     until(lambda: status(mesh) == ("4", "2"))
     until(lambda: used(mesh, "lab/a") == {"g0": "1", "g1": "1"})
+    items = mesh.http("/v1/parts?class=gpu")["items"]
+    assert {item["properties"]["uuid"] for item in items} == {"a-g0", "a-g1", "b-g0", "b-g1"}, (
+        "a DeviceClass of clusters"
+    )
 
 
 def test_who_loses_the_race_for_a_device_is_placed_elsewhere(mesh: Mesh) -> None:

@@ -9,15 +9,18 @@ from typing import NamedTuple
 import numpy as np
 from aiohttp import web
 
-from moorage.classes import KIND, VENDOR, ClassCatalog, ClassIndex
+from moorage.classes import CLUSTER, KIND, NAME, NODE, VENDOR, ClassCatalog, ClassIndex
+from moorage.fit.static_inside import StaticInside
 from moorage.fleet import Fleet, device_properties, selected_rows
 from moorage.ledger.room import unshared_of
 from moorage.model.part_reports import DeviceTaint, PropertyValue
+from moorage.model.part_requests import DeviceAsk
 from moorage.model.problems import Refused, not_found
 from moorage.model.slots import part_and_class, resource_of_part
 from moorage.parsing import CAPACITY_MAX, format_amount
 from moorage.parts.class_columns import Inventory
 from moorage.parts.device_parts import path_in_layout
+from moorage.parts.device_slots import selected_devices
 from moorage.parts.layout import ANY, Layout, part_id, path_of, provider_uuid
 
 from .authorization import caller_of
@@ -26,6 +29,9 @@ from .core.schemas import HolderItem, PartInventory, PartItem
 from .groups import project_of
 from .middleware import gateway_of
 from .responses import json_response, list_response, page_of
+
+#: Properties that other fields tell.
+_TOLD = (NAME, NODE, CLUSTER)
 
 
 class _Node(NamedTuple):
@@ -73,15 +79,36 @@ def _selected(request: web.Request, cids: Iterable[int]) -> set[int] | None:
         return None
     view = gateway_of(request).view
     fleet, rows = view.fleet, set[int]()
-    known = {cid: view.catalog.class_in(name, fleet.names[cid]) for cid in cids}
-    if not any(known.values()) and view.catalog.stored_class(name) is None:
-        raise Refused(not_found(f"ResourceClass {name}"))
-    for cid, found in known.items():
+    known = view.catalog.stored_class(name) is not None
+    for cid in cids:
+        found = view.catalog.class_in(name, fleet.names[cid])
         if found is not None:
             here = fleet.parts.rows_of(cid)
             of_cluster = np.arange(here.start, here.stop)
             rows.update(of_cluster[selected_rows(fleet, of_cluster, found.selector)].tolist())
+            known = True
+        elif (of_device_class := _of_device_class(fleet, cid, name)) is not None:
+            rows.update(of_device_class)
+            known = True
+    if not known:
+        raise Refused(not_found(f"ResourceClass {name}"))
     return rows
+
+
+def _of_device_class(fleet: Fleet, cid: int, name: str) -> set[int] | None:
+    """Returns the rows of parts that a cluster's own DeviceClass selects; None if it has none of this name."""
+    ask, rows, known = DeviceAsk(device_class=name), set[int](), False
+    for node in _nodes(fleet, cid, ""):
+        if name not in StaticInside.of(node.layout).table.classes:
+            continue
+        layout = fleet.own_layout(int(fleet.parts.node[node.first]))
+        known, selects = True, selected_devices(StaticInside.of(layout).table, ask)
+        rows.update(
+            node.first + at
+            for at, part in enumerate(layout.parts)
+            if part.device >= 0 and selects(part.device, part.properties)
+        )
+    return rows if known else None
 
 
 class ClassesOfParts:
@@ -143,7 +170,7 @@ def _item(
         kind=part.kind,
         traits=sorted(part.traits),
         aggregates=sorted(part.aggregates),
-        properties=dict(sorted(part.properties, key=lambda one: one[0])),
+        properties={name: value for name, value in sorted(properties.items()) if name not in _TOLD},
         health="Healthy" if part.healthy or part.closed else "Unhealthy",
         inventories={name: _inventory(name, found) for name, found in sorted(part.inventories.items())},
         used=used,

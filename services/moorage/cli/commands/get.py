@@ -34,7 +34,9 @@ def get(
         Cluster,
         Parameter(help="Only nodes, parts, slots or guests of this cluster; the resource class of this cluster."),
     ] = "",
-    class_: Annotated[str, Parameter(name="--class", help="Only parts that this resource class selects.")] = "",
+    class_: Annotated[
+        str, Parameter(name="--class", help="Only parts that this resource class, or DeviceClass of clusters, selects.")
+    ] = "",
     node: Annotated[str, Parameter(help="Only parts of nodes of this name.")] = "",
     all_: Annotated[
         bool, Parameter(name="--all", negative="", help="Also past decisions, with how they ended.")

@@ -98,7 +98,7 @@ def _value(value: Any) -> PropertyValue:
         return tuple(one for one in map(_value, value) if not isinstance(one, tuple))
     if isinstance(value, dict):
         if len(value) != 1 or next(iter(value)) not in _TYPES:
-            raise ValueError(f"a typed value is one of {', '.join(_TYPES)} with its value, like {{version: 1.2}}")
+            raise ValueError(f"a typed value is one of {', '.join(_TYPES)} with its value, like {{version: '1.2'}}")
         kind, text = next(iter(value.items()))
         return read_value(_plain(text), kind)
     if isinstance(value, str):

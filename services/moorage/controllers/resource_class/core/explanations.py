@@ -144,9 +144,7 @@ def _of_step(need: _Need, ask: DeviceAsk, counts: DeviceCounts, field: str, code
         message += f"; of {starved} more the counters are used up: nearest is {short.part}, {short.name} {short.free} of {short.needed}"
     if field == "free" and (lack := counts.capacity) is not None:
         message += f"; nearest is {lack.part}: "
-        message += (
-            f"{lack.name} {lack.free} of {lack.needed}" if lack.free >= 0 else f"it has no capacity {lack.name}"
-        )
+        message += f"{lack.name} {lack.free} of {lack.needed}" if lack.free >= 0 else f"it has no capacity {lack.name}"
     if (pools := _of_pools(counts, clusters)) is not None:
         code = pools[0] if field == "selected" else code
         message += pools[1]
