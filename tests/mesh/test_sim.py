@@ -166,8 +166,8 @@ async def test_a_restarted_simulator_takes_its_fleet_over(world: World) -> None:
 
 
 @pytest.mark.parametrize("subject", [subjects.SIM_APPLY, subjects.SIM_FAULT, subjects.SIM_LIST])
-@pytest.mark.parametrize("body", [b"{", b"\xff", b"[1]", b"null", b'{"limit": "x", "clusters": 1}', b"[" * 5000])
-async def test_unreadable_messages_are_answered(world: World, subject: str, body: bytes) -> None:
-    answer = await world.ask(subject, body)
-    assert "problem" in answer or subject == subjects.SIM_LIST
-    assert (await world.ask(subjects.SIM_LIST, {}))["total"] == 0
+async def test_unreadable_messages_are_answered(world: World, subject: str) -> None:
+    for body in (b"{", b"\xff", b"[1]", b"null", b'{"limit": "x", "clusters": 1}', b"[" * 5000):
+        answer = await world.ask(subject, body)
+        assert "problem" in answer or subject == subjects.SIM_LIST, body
+        assert (await world.ask(subjects.SIM_LIST, {}))["total"] == 0, body

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from moorage.cli.commands.agent import cluster_name
@@ -100,7 +102,7 @@ def test_kinds_of_intents_are_kinds_too() -> None:
     [
         ["bogus"],
         ["wait", "x"],
-        ["get"],
+        ["describe"],
         ["get", "apps", "-o", "xml"],
         ["fleet", "fault", "a/b", "sulk"],
         ["up", "--htp"],
@@ -110,6 +112,12 @@ def test_wrong_usage_is_2_and_says_what_is_wrong(argv: list[str], capsys: pytest
     assert run(argv) == 2
     said = capsys.readouterr()
     assert said.out == "" and said.err.startswith("moorage: ") and "Traceback" not in said.err
+
+
+def test_get_alone_lists_the_types(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["get", "-o", "json"]) == 0
+    types = {row["name"]: row["shortNames"] for row in json.loads(capsys.readouterr().out)["items"]}
+    assert "cl" in types["clusters"] and all(resolve(name).name == name for name in types)
 
 
 def test_nothing_that_runs_is_6(tmp_path: object, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,8 +11,8 @@ from cyclopts import Parameter
 from ..exit_codes import DONE, MISSING, USAGE, Failure
 from ..formats import DEVICE_CLASS, sorted_by, template
 from ..gateway_client import Client, path
-from ..output import DEFAULT, Listing, Project, Row, Rows, StateDir, Watch, show_list, show_one
-from ..resource_types import PAST_DECISIONS, ResourceType
+from ..output import DEFAULT, Column, Listing, Project, Row, Rows, StateDir, Watch, field, show_list, show_one
+from ..resource_types import KINDS, PAST_DECISIONS, ResourceType
 from ..suggestions import resolve_for
 from ..terminal import as_json, as_yaml, note, out
 from .completion import Cluster, Group, KindName, ObjectName
@@ -22,7 +22,7 @@ _BURST_SECONDS = 0.15
 
 
 def get(
-    kind: KindName,
+    kind: KindName = "",
     name: ObjectName = "",
     /,
     *,
@@ -44,7 +44,7 @@ def get(
     project: Project = "",
     state: StateDir = None,
 ) -> int:
-    """List resources of one type, or show one of them.
+    """List resources of one type, or show one of them. Without a type, list the types.
 
     `moorage get decisions --all --group shop` lists the past decisions of a group, too, as far as they are remembered. `moorage get
     slots GROUP/TYPE` lists the slots of a machine type, and `moorage get guests NAMESPACE/NAME` the pods of that name.
@@ -54,6 +54,8 @@ def get(
     selector
         Label selector as in kubectl, for example a=b,c!=d,e,f in (g,h).
     """
+    if not kind:
+        return _types(listing)
     if "/" in kind and not name:
         kind, _, name = kind.partition("/")
     found = resolve_for("get", kind, name, state)
@@ -87,6 +89,13 @@ def get(
         if watch
         else _once(client, found, name, project, query, listing)
     )
+
+
+def _types(listing: Listing) -> int:
+    """Prints the resource types with their short names."""
+    types = [{"name": kind.name, "shortNames": list(kind.aliases)} for kind in KINDS]
+    columns = (Column("NAME", field("name")), Column("SHORT NAMES", lambda row: ", ".join(row["shortNames"])))
+    return show_list(types, columns, listing, lambda row: str(row["name"]))
 
 
 def _items(client: Client, kind: ResourceType, name: str, project: str, query: dict[str, str]) -> list[Row]:
