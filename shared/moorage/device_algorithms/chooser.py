@@ -11,7 +11,7 @@ import numpy as np
 from moorage.collections import LruDict
 
 from .algorithms import DeviceAlgorithm
-from .columns import DeviceColumns, DeviceRequest, Floats, Ints, options
+from .columns import DeviceColumns, DeviceRequest, Floats, Ints, options, runs
 from .mix import RequestMix
 from .row_states import RowStates
 
@@ -67,8 +67,9 @@ class Chooser:
         return Choice(row, tuple(scored.devices[row].tolist()), float(scored.best[row]))
 
     def best_by_row(self, request: DeviceRequest) -> Floats:
-        """Returns the score of the best choice on each row; minus infinity where the request does not fit."""
-        return self._up_to_date(request).best.copy()
+        """Returns the score of the best choice on each row, minus infinity where the request does not fit; read-only, and current until
+        the next change."""
+        return self._up_to_date(request).best
 
     def take(self, choice: Choice, request: DeviceRequest) -> None:
         self.columns.take(choice.row, choice.devices, request)
@@ -115,22 +116,20 @@ class Chooser:
         if self._states is None:
             self._states = RowStates(self.columns)
         rows, of_row = self._states.representatives()
-        self._score(scored, request, rows)
+        self._score(scored, request, np.sort(rows))
         scored.best = scored.best[rows][of_row]
         scored.devices = scored.devices[rows][of_row]
 
     def _score(self, scored: _Scored, request: DeviceRequest, rows: Ints) -> None:
-        rows = np.sort(rows)
+        """Scores some rows, which are ascending."""
         scored.best[rows] = -np.inf
         found = options(self.columns, request, rows, first=self._algorithm.takes_first)
-        count = len(found.rows)
-        if not count:
+        if not len(found.rows):
             return
         scores = np.nan_to_num(self._scorer(found, request), nan=_LOWEST, neginf=_LOWEST)  # what fits has a score
-        starts = np.flatnonzero(np.concatenate(([True], found.rows[1:] != found.rows[:-1])))
-        of_row = np.repeat(np.arange(len(starts)), np.diff(starts, append=count))
+        starts, of_row = runs(found.rows)
         best = np.maximum.reduceat(scores, starts)
         at = np.flatnonzero(scores >= best[of_row])
-        first = at[np.unique(of_row[at], return_index=True)[1]]
+        first = at[runs(of_row[at])[0]]
         scored.best[found.rows[starts]] = best
         scored.devices[found.rows[starts]] = found.devices[first]

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 #: A whole device. Shares are in thousandths.
 WHOLE = 1000
+#: Kinds that are compared one by one.
+_FEW = 8
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -86,6 +88,7 @@ def options(columns: DeviceColumns, request: DeviceRequest, rows: Ints, *, first
 
     Of several devices those are taken that are close together, or with `first` the first ones.
     """
+    rows = _of_kinds(columns, request, rows)
     rows = rows[_has_room_beside(columns, request, rows)]
     if not request.devices:
         return Options(rows, np.zeros((len(rows), 0), np.int64))
@@ -97,10 +100,32 @@ def options(columns: DeviceColumns, request: DeviceRequest, rows: Ints, *, first
         rank = np.zeros(usable.shape, np.int64) if first else _distance(columns, request, rows, usable)
         order = np.argsort(np.where(usable, rank, np.iinfo(np.int64).max), axis=1, kind="stable")
         return Options(rows, order[:, : request.devices].astype(np.int64))
-    for device in range(1, free.shape[1]):
-        usable[:, device] &= ~(free[:, :device] == free[:, device : device + 1]).any(axis=1)
+    order = np.argsort(free, axis=1, kind="stable")
+    ordered = np.take_along_axis(free, order, axis=1)
+    at, place = (ordered[:, 1:] == ordered[:, :-1]).nonzero()
+    usable[at, order[at, place + 1]] = False
     at, devices = usable.nonzero()
     return Options(rows[at], devices[:, None].astype(np.int64))
+
+
+def runs(ascending: Ints) -> tuple[Ints, Ints]:
+    """Returns where the runs of equal numbers begin, and the run of each."""
+    differs = ascending[1:] != ascending[:-1]
+    starts = np.flatnonzero(np.concatenate(([True], differs))) if len(ascending) else np.empty(0, np.int64)
+    return starts, np.concatenate(([0], np.cumsum(differs)))[: len(ascending)]
+
+
+def _of_kinds(columns: DeviceColumns, request: DeviceRequest, rows: Ints) -> Ints:
+    """Returns the rows with devices of the kinds that may serve the request."""
+    if request.kinds is None:
+        return rows
+    kinds = columns.kinds[rows]
+    if len(request.kinds) > _FEW:
+        return rows[np.isin(kinds, np.fromiter(request.kinds, np.int64))]
+    allowed = np.zeros(len(rows), np.bool_)
+    for kind in request.kinds:
+        allowed |= kinds == kind
+    return rows[allowed]
 
 
 def _has_room_beside(columns: DeviceColumns, request: DeviceRequest, rows: Ints) -> NDArray[np.bool_]:
@@ -108,8 +133,6 @@ def _has_room_beside(columns: DeviceColumns, request: DeviceRequest, rows: Ints)
     for resource, amount in enumerate(request.beside):
         if amount:
             fits &= columns.beside_free[rows, resource] >= amount
-    if request.kinds is not None:
-        fits &= np.isin(columns.kinds[rows], np.fromiter(request.kinds, np.int64))
     return fits
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 import numpy as np
 
 from .algorithms import Scorer
-from .columns import WHOLE, DeviceColumns, DeviceRequest, Floats, Ints, Options
+from .columns import WHOLE, DeviceColumns, DeviceRequest, Floats, Options
 from .mix import RequestMix
 from .plain import best_fit
 from .pools import Pools, expected_requests, pools_of, prices, usable_pools
-from .typical import TypicalRequests, after, before
+from .typical import TypicalRequests, gain
 
 #: What stays of a node that is filled with copies of a typical request weighs so much beside what one of them cannot use.
 FILLED = 0.1
@@ -29,8 +29,8 @@ def fgd(columns: DeviceColumns, mix: RequestMix) -> Scorer:
     typical = mix.derived.get("fgd")
     if not isinstance(typical, TypicalRequests):
         typical = mix.derived["fgd"] = TypicalRequests(mix.requests, mix.weights[None])
-    gained = _gain(columns, typical, np.zeros(len(columns), np.int64), 0.0)
-    return lambda options, request: np.floor(gained(options, request) / _GRAIN)
+    pools = np.zeros(len(columns), np.int64)
+    return lambda options, request: np.floor(gain(typical, columns, options, request, pools, 0.0) / _GRAIN)
 
 
 def learned(columns: DeviceColumns, mix: RequestMix) -> Scorer:
@@ -38,14 +38,14 @@ def learned(columns: DeviceColumns, mix: RequestMix) -> Scorer:
     if not mix.sample:
         return best_fit(columns, mix)
     pools = pools_of(columns)
-    gained = _gain(columns, _typical(mix, pools), pools.of_row, FILLED)
+    typical = _typical(mix, pools)
     price = prices(columns, mix, pools)[pools.of_row]
 
     def scores(options: Options, request: DeviceRequest) -> Floats:
         costs = price[options.rows, 0] * (request.amount / WHOLE)
         for resource, amount in enumerate(request.beside, 1):
             costs += price[options.rows, resource] * amount
-        found: Floats = gained(options, request) - costs
+        found: Floats = gain(typical, columns, options, request, pools.of_row, FILLED) - costs
         return found
 
     return scores
@@ -72,12 +72,3 @@ def _with_expected(mix: RequestMix, pools: Pools) -> tuple[list[DeviceRequest], 
         return mix.sample, mix.sample_weights
     shares = [mix.sample_weights * (1 - part), np.full(len(nodes), part / len(nodes))]
     return [*mix.sample, *nodes], np.concatenate(shares)
-
-
-def _gain(columns: DeviceColumns, typical: TypicalRequests, pools: Ints, filled: float) -> Scorer:
-    def scores(options: Options, request: DeviceRequest) -> Floats:
-        rows, at = np.unique(options.rows, return_inverse=True)
-        now = typical.unusable(before(columns, rows, pools), filled)[at]
-        return now - typical.unusable(after(columns, options, request, pools), filled)
-
-    return scores

@@ -8,9 +8,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .columns import WHOLE, DeviceColumns, DeviceRequest, Floats, Ints, Options
+from .columns import WHOLE, DeviceColumns, DeviceRequest, Floats, Ints, Options, runs
 
 _Floats32 = NDArray[np.float32]
+#: Devices times forms that are looked up at once; of more, device by device.
+_AT_ONCE = 1 << 16
 
 
 class NodeStates(NamedTuple):
@@ -71,25 +73,38 @@ class TypicalRequests:
     def _of_devices(self, free: Ints) -> tuple[_Floats32, _Floats32]:
         """Returns, by state and form, the sum of devices of which too little is free, and how often the form fits."""
         forms = len(self._counts)
-        sums = np.zeros((len(free), 2 * forms), np.float32)
-        for device in range(free.shape[1]):
-            sums += self._by_level[free[:, device]]
+        if free.size * forms <= _AT_ONCE:
+            sums = self._by_level[free].sum(axis=1)
+        else:
+            sums = np.zeros((len(free), 2 * forms), np.float32)
+            for device in range(free.shape[1]):
+                sums += self._by_level[free[:, device]]
         return sums[:, :forms], np.floor(sums[:, forms:] / self._counts)
 
 
-def before(columns: DeviceColumns, rows: Ints, pools: Ints) -> NodeStates:
-    """Returns what is free on these rows. `pools`: by row."""
-    return NodeStates(columns.free[rows], np.arange(len(rows)), columns.beside_free[rows], pools[rows])
-
-
-def after(columns: DeviceColumns, options: Options, request: DeviceRequest, pools: Ints) -> NodeStates:
-    """Returns what would be free on the nodes of the options if they were taken."""
-    free = columns.free[options.rows]
-    states = np.arange(len(options.rows))
-    for position in range(options.devices.shape[1]):
-        free[states, options.devices[:, position]] -= request.share
-    rows, nodes = np.unique(options.rows, return_inverse=True)
+def gain(
+    typical: TypicalRequests,
+    columns: DeviceColumns,
+    options: Options,
+    request: DeviceRequest,
+    pools: Ints,
+    filled: float,
+) -> Floats:
+    """Returns by how much less of the free devices typical requests could not use if an option were taken. `pools`: by row."""
+    starts, at = runs(options.rows)
+    rows = options.rows[starts]
+    count = len(rows)
+    taken = columns.free[options.rows]
+    if options.devices.shape[1]:
+        taken[np.arange(len(taken))[:, None], options.devices] -= request.share
     beside = columns.beside_free[rows]
-    if request.beside:
-        beside -= np.array(request.beside, np.int64)
-    return NodeStates(free, nodes, beside, pools[rows])
+    left = beside - np.array(request.beside, np.int64) if request.beside else beside
+    states = NodeStates(
+        np.concatenate([columns.free[rows], taken]),
+        np.concatenate([np.arange(count), count + at]),
+        np.concatenate([beside, left]),
+        np.concatenate([pools[rows], pools[rows]]),
+    )
+    unusable = typical.unusable(states, filled)
+    gained: Floats = unusable[:count][at] - unusable[count:]
+    return gained

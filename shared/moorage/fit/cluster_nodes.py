@@ -183,11 +183,7 @@ class ClusterNodes:
     def _problem_of_devices(self, feasible: Mask) -> ProblemKey:
         assert self.inner is not None
         needs = np.array([self.need(number, ()) for number in range(len(self.shapes))], np.int64)
-        inside = _hash_of(
-            [(self.inner.node_state(at).layout.source, self.inner.node_state(at).free) for at in range(len(self.where))]
-        )
-        asks = _hash_of([shape.key for shape in self.shapes])
-        where = feasible.tobytes() + inside + asks
+        where = feasible.tobytes() + self.inner.digest() + _hash_of([shape.key for shape in self.shapes])
         return self.free.tobytes(), needs.tobytes(), tuple(shape.count for shape in self.shapes), where
 
     def _fits(self, packed: Packed, feasible: Mask) -> bool:

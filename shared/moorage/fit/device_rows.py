@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from moorage.classes import meets
 from moorage.collections import LruDict
 from moorage.device_algorithms import WHOLE, Chooser, DeviceColumns, DeviceRequest, RequestMix, find_algorithm
+from moorage.device_algorithms.columns import runs
 from moorage.device_algorithms.mix import REMEMBERED
 from moorage.model.claims import AskedDevices, Decision
 from moorage.model.part_reports import PropertyValue
@@ -56,16 +57,25 @@ class _KindOfDevices(NamedTuple):
 
     kind: int
     part: InnerPart
-    devices: tuple[_Device, ...]
-
-
-class _Block(NamedTuple):
-    nodes: Ids  # rows of the fleet
-    size: NDArray[np.int64]
-    free: NDArray[np.int64]
-    kind: int
     zones: NDArray[np.int64]
     roots: NDArray[np.int64]
+    entries: NDArray[np.int64]  # by device: those that it is counted by, the last one repeated where others have more
+    amounts: NDArray[np.int64]  # by device and entry
+    taken: NDArray[np.int64]  # by device and entry: what equal ones before it take
+
+    @classmethod
+    def of(cls, kind: int, part: InnerPart, devices: Sequence[_Device]) -> _KindOfDevices:
+        most = max(len(device.entries) for device in devices)
+        padded = [(*device.entries, *device.entries[-1:] * (most - len(device.entries))) for device in devices]
+        entries, amounts = np.moveaxis(np.array(padded, np.int64), 2, 0)
+        numbers, zones, roots = np.array([device[1:] for device in devices], np.int64).T
+        return cls(kind, part, zones, roots, entries, amounts, amounts * numbers[:, None])
+
+    def free(self, free: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns thousandths that are free of each device, by node: the least of its amounts. `free`: by node and entry."""
+        shares = (free[:, self.entries] - self.taken) * WHOLE // self.amounts
+        least: NDArray[np.int64] = np.clip(shares.min(axis=2), 0, WHOLE)
+        return least
 
 
 class DeviceRows:
@@ -80,9 +90,11 @@ class DeviceRows:
         self._layouts: LruDict[bytes, list[_KindOfDevices]] = LruDict(1024)
         self._selected: LruDict[tuple[int, PropertySelector], frozenset[int]] = LruDict(1024)
         self._choosers: dict[str, Chooser] = {}
+        self._places: LruDict[int, _Place] = LruDict(_PLACES)  # by cluster
         self._tick = -1
         self._size = -1
         self._nodes: Ids = np.empty(0, np.intp)  # by row of the columns
+        self._firsts: Ids = np.empty(0, np.intp)  # the first row of each node that has rows
         self._columns: DeviceColumns | None = None
         self._recorded: LruDict[object, bool] = LruDict(4096)
         self._past: list[tuple[object, Shape]] = []  # what is learned again once there are devices
@@ -138,7 +150,9 @@ class DeviceRows:
             best = np.full(self._rows.n, -np.inf)
             for ask in group.devices:
                 scores = self._chooser(ask.algorithm or default, columns).best_by_row(self._request(shape, ask))
-                np.maximum.at(best, self._nodes, scores)
+                if len(scores):
+                    nodes = self._nodes[self._firsts]
+                    best[nodes] = np.maximum(best[nodes], np.maximum.reduceat(scores, self._firsts))
                 if (best > -np.inf).any():
                     break  # the first choice that some node can give
             total += best
@@ -151,8 +165,7 @@ class DeviceRows:
         it finds no place for one, or there are too many."""
         if sum(shape.count for shape in shapes) > _MOST_PODS:
             return None
-        nodes, columns = self._read(where[self._rows.usable[where]])
-        place = _Place(columns, _positions(where, nodes), self.mix)
+        place = self._place(where)
         packed = np.zeros((len(shapes), len(where)), np.int64)
         for number, shape in enumerate(shapes):
             asked = [
@@ -166,6 +179,15 @@ class DeviceRows:
                     return None
                 packed[number, found] += 1
         return packed
+
+    def _place(self, where: Ids) -> _Place:
+        """Returns the devices of one cluster's nodes as they are now."""
+        nodes, columns = self._read(where[self._rows.usable[where]])
+        at, cid = _positions(where, nodes), int(self._rows.cluster[where[0]]) if len(where) else -1
+        found = self._places.use(cid)
+        if found is None or not found.renew(columns, at):
+            found = self._places[cid] = _Place(columns, at, self.mix)
+        return found
 
     def _request(self, shape: Shape, ask: DeviceAsk) -> DeviceRequest:
         beside = tuple(shape.resources.get(name, 0) for name in BESIDE)
@@ -209,6 +231,7 @@ class DeviceRows:
         rows = self._rows
         ids = np.flatnonzero(rows.usable[: rows.n])
         self._nodes, self._columns = self._read(ids)
+        self._firsts = runs(self._nodes)[0]
         self._choosers.clear()
 
     def _refreshed(self, ids: Ids) -> bool:
@@ -231,45 +254,34 @@ class DeviceRows:
         return True
 
     def _read(self, ids: Ids, least: int = 1) -> tuple[Ids, DeviceColumns]:
-        blocks = list(self._blocks(ids)) if self._rows.layout is not None and len(ids) else []
-        width = max([least, *(block.size.shape[1] for block in blocks)])
-
-        def joined(field: str, missing: int) -> NDArray[np.int64]:
-            parts = [
-                np.pad(matrix, ((0, 0), (0, width - matrix.shape[1])), constant_values=missing)
-                for block in blocks
-                for matrix in (getattr(block, field),)
-            ]
-            return np.concatenate(parts) if parts else np.zeros((0, width), np.int64)
-
-        nodes = np.concatenate([block.nodes for block in blocks]) if blocks else np.empty(0, np.intp)
-        kinds = np.concatenate([np.full(len(b.nodes), b.kind) for b in blocks]) if blocks else np.empty(0, np.int64)
+        by_layout = nodes_by_layout(self._rows, ids) if self._rows.layout is not None and len(ids) else ()
+        blocks = [(ids[at], of, of.free(free)) for layout, at, free in by_layout for of in self._of_layout(layout)]
+        width = max([least, *(len(of.zones) for _, of, _ in blocks)])
+        count = sum(len(there) for there, _, _ in blocks)
+        nodes, kinds = np.empty(count, np.intp), np.empty(count, np.int64)
+        size, free, zones, roots = (np.full((count, width), missing, np.int64) for missing in (0, 0, -1, -1))
+        begin = 0
+        for there, of, left in blocks:
+            here, devices = slice(begin, begin + len(there)), slice(len(of.zones))
+            nodes[here], kinds[here], size[here, devices], free[here, devices] = there, of.kind, WHOLE, left
+            zones[here, devices], roots[here, devices] = of.zones, of.roots
+            begin += len(there)
         order = np.lexsort((kinds, nodes))
-        nodes, kinds = nodes[order], kinds[order]
-        size, free = joined("size", 0)[order], joined("free", 0)[order]
-        zones, roots = joined("zones", -1)[order], joined("roots", -1)[order]
+        nodes = nodes[order]
         return nodes, DeviceColumns(
-            size, free, self._beside(nodes, total=True), self._beside(nodes), kinds, zones, roots
+            size[order],
+            free[order],
+            self._beside(nodes, total=True),
+            self._beside(nodes),
+            kinds[order],
+            zones[order],
+            roots[order],
         )
 
     def _beside(self, nodes: Ids, *, total: bool = False) -> NDArray[np.int64]:
         columns = [(self._rows.allocatable if total else self._rows.free)(name) for name in BESIDE]
         zero = np.zeros(len(nodes), np.int64)
         return np.column_stack([zero if column is None else column[nodes] for column in columns])
-
-    def _blocks(self, ids: Ids) -> Iterator[_Block]:
-        for layout, at, free in nodes_by_layout(self._rows, ids):
-            for kind, _, devices in self._of_layout(layout):
-                columns = [free_of(device.entries, device.number, free) for device in devices]
-                shape = (len(at), len(devices))
-                yield _Block(
-                    ids[at],
-                    np.full(shape, WHOLE, np.int64),
-                    np.column_stack(columns),
-                    kind,
-                    np.broadcast_to(np.array([device.zone for device in devices]), shape),
-                    np.broadcast_to(np.array([device.root for device in devices]), shape),
-                )
 
     def _of_layout(self, layout: Layout) -> list[_KindOfDevices]:
         found = self._layouts.use(layout.source)
@@ -291,7 +303,7 @@ class DeviceRows:
                 by_kind.setdefault(kind, []).extend(_Device(entries, number, *places) for number in range(equal))
                 sample.setdefault(kind, part)
         for kind, devices in by_kind.items():
-            yield _KindOfDevices(kind, sample[kind], tuple(devices))
+            yield _KindOfDevices.of(kind, sample[kind], devices)
 
     def _number(self, part: InnerPart, suffix: str) -> int:
         """Returns a number that is equal for equal values of the property; -1 if it is missing."""
@@ -312,8 +324,9 @@ class DeviceRows:
         return kind
 
 
-#: Pods that an algorithm places one by one.
+#: Pods that an algorithm places one by one, and clusters whose scores are kept.
 _MOST_PODS = 256
+_PLACES = 64
 
 
 class _Place:
@@ -321,14 +334,31 @@ class _Place:
 
     def __init__(self, columns: DeviceColumns, node: NDArray[np.intp], mix: RequestMix) -> None:
         self._columns, self._node, self._mix = columns, node, mix
+        self._firsts = runs(node)[0]
         self._choosers: dict[str, Chooser] = {}
+
+    def renew(self, columns: DeviceColumns, node: NDArray[np.intp]) -> bool:
+        """Takes over what is free now. Returns whether all else is as it was."""
+        known = self._columns
+        steady = ("size", "kinds", "zones", "roots", "beside_size")
+        if not np.array_equal(node, self._node) or not all(
+            np.array_equal(getattr(columns, name), getattr(known, name)) for name in steady
+        ):
+            return False
+        differs = (columns.free != known.free).any(axis=1) | (columns.beside_free != known.beside_free).any(axis=1)
+        rows = np.flatnonzero(differs)
+        known.free[rows], known.beside_free[rows] = columns.free[rows], columns.beside_free[rows]
+        self._note_change(rows)
+        return True
 
     def take_best(self, asked: Sequence[tuple[str, DeviceRequest]], feasible: NDArray[np.bool_]) -> int | None:
         """Takes devices for all requests of one pod on the node with the best sum of scores. Returns the node."""
         total = np.where(feasible, 0.0, -np.inf)
         for name, request in asked:
             best = np.full(len(feasible), -np.inf)
-            np.maximum.at(best, self._node, self._chooser(name).best_by_row(request))
+            if len(self._node):
+                scores = self._chooser(name).best_by_row(request)
+                best[self._node[self._firsts]] = np.maximum.reduceat(scores, self._firsts)
             total += best
         found = int(total.argmax())
         if total[found] == -np.inf:
@@ -339,10 +369,10 @@ class _Place:
             if choice is None:
                 return None  # two needs of the pod want the same devices
             self._columns.free[choice.row, list(choice.devices)] -= request.share
-            self._changed(rows)
+            self._note_change([choice.row])
         if asked:
             self._columns.beside_free[rows] -= np.array(asked[0][1].beside, np.int64)
-            self._changed(rows)
+            self._note_change(rows)
         return found
 
     def _chooser(self, name: str) -> Chooser:
@@ -351,9 +381,10 @@ class _Place:
             found = self._choosers[name] = Chooser(self._columns, find_algorithm(name), self._mix)
         return found
 
-    def _changed(self, rows: NDArray[np.intp]) -> None:
+    def _note_change(self, rows: Iterable[int]) -> None:
+        changed = list(map(int, rows))
         for chooser in self._choosers.values():
-            chooser.note_change(rows.tolist())
+            chooser.note_change(changed)
 
 
 def _positions(where: Ids, nodes: Ids) -> NDArray[np.intp]:
@@ -406,13 +437,6 @@ def entries_of(layout: Layout, part: InnerPart) -> Entries:
     if not found or any(amounts.get(name, 0) < amount or amount < 1 for name, amount in found.items()):
         return ()
     return tuple((layout.entry_at[part.path, name], amount) for name, amount in found.items())
-
-
-def free_of(entries: Entries, number: int, free: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Returns thousandths that are free of the device of this number among equal ones, by node: the least of its amounts."""
-    shares = [(free[:, entry] - number * amount) * WHOLE // amount for entry, amount in entries]
-    least: NDArray[np.int64] = np.clip(np.min(shares, axis=0), 0, WHOLE)
-    return least
 
 
 def best_clusters_first(scores: Floats, clusters: NDArray[np.integer], size: int, most: int) -> list[NDArray[np.bool_]]:

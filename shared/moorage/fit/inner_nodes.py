@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import msgspec
 import numpy as np
@@ -44,7 +45,8 @@ class InnerNodes:
         self._taken = taken or {}
         self._inside: list[tuple[Layout, list[int]]] = [(EMPTY, [])] * len(where)
         asked = [Asked(shape) for shape in shapes if shape.groups]
-        for layout, at, free in nodes_by_layout(rows, where, asked=asked):
+        self._by_layout = [*nodes_by_layout(rows, where, asked=asked)]
+        for layout, at, free in self._by_layout:
             for position, amounts in zip(at.tolist(), free.tolist(), strict=True):
                 self._inside[position] = layout, amounts
         self._states: dict[int, NodeState] = {}  # made when they are asked
@@ -106,6 +108,15 @@ class InnerNodes:
                 ):
                     return True
         return False
+
+    def digest(self) -> bytes:
+        """Returns a short form of what is free inside the nodes, equal for equal ones in every process."""
+        found = hashlib.blake2b(digest_size=16)
+        for number, row in enumerate(self.where.tolist() if self._taken else ()):
+            found.update(repr((number, sorted(self._taken.get(row, {}).items()))).encode())
+        for layout, at, free in sorted(self._by_layout, key=lambda one: one.layout.source):
+            found.update(_digest_of(layout.source) + at.tobytes() + free.tobytes())
+        return found.digest()
 
     def node_state(self, at: int) -> NodeState:
         """Returns the state of a node; the same object for nodes that hold the same."""
@@ -402,6 +413,11 @@ class InnerGroups:
             if seen[key] <= sum(counts) or fixed.any():
                 found.append(at)
         return found
+
+
+@lru_cache(1024)
+def _digest_of(source: bytes) -> bytes:
+    return hashlib.blake2b(source, digest_size=16).digest()
 
 
 def _lost(layout: Layout, node: str, taken: Mapping[str, int]) -> dict[int, int]:
