@@ -353,21 +353,26 @@ class Fleet(NodeParts):
             if not len(rows) or not layouts.any():
                 return []
             self.layout = np.zeros(len(self.cluster), np.int32)
-        changed = self.layout[rows] != layouts
+        changed = rows[self.layout[rows] != layouts]
         self.layout[rows] = layouts
-        self._improve(rows[changed])
+        self._improve(changed)
         part_sets: list[int] = []
-        for cid in sorted({*np.unique(self.cluster[rows[changed]]).tolist(), *node_sets}):
+        for cid in sorted({*self.cluster[changed].tolist(), *node_sets}):
             here = self.rows_of(cid)
             if self.parts.lay_out(cid, int(self._start[cid]), here, self.layout[here]):
                 part_sets.append(cid)
         having = np.flatnonzero(layouts)
+        counts = self.parts.layouts.entries[layouts[having]]
+        used = columns.uses[spread(columns.first_use[having], counts)]
+        differing = self.parts.differing(rows[having], counts, used)
+        if not differing.any():
+            return part_sets
+        having, counts = having[differing], counts[differing]
         clusters = self.cluster[rows[having]]
         for cid in np.unique(clusters).tolist():
-            own = having[clusters == cid]
+            own, counts_of = having[clusters == cid], counts[clusters == cid]
             nodes = rows[own]
-            counts = self.parts.layouts.entries[layouts[own]]
-            used = columns.uses[spread(columns.first_use[own], counts)]
+            used = columns.uses[spread(columns.first_use[own], counts_of)]
             better = self.parts.use(cid, nodes - int(self._start[cid]), used)
             self._improve(nodes[better])
         return part_sets

@@ -31,13 +31,16 @@ _NO_ROWS: Rows = np.empty(0, np.int64)
 
 
 class _Block(NamedTuple):
-    """The parts of a cluster: those of the nodes `nodes` (rows of the fleet), whose first rows are `firsts`."""
+    """The parts of a cluster: those of the nodes at `offsets`, whose first rows are `firsts`. Their `entries` are in a run of
+    `reported`, node by node from `begins`."""
 
     start: int
     length: int
     offsets: NDArray[np.int64]  # of the nodes, from the first row of the cluster's block of nodes
     layouts: NDArray[np.int32]
     firsts: Rows
+    entries: slice
+    begins: NDArray[np.int64]
 
 
 class FleetParts:
@@ -84,6 +87,10 @@ class FleetParts:
         self._kind_numbers: dict[str, int] = {}
         self._class_numbers: dict[str, int] = {}
         self._blocks = Blocks()
+        #: What is used by entry, beside the columns of the classes: most reports change nothing of it, as one look here tells.
+        self._reported: Rows = np.empty(0, np.int64)
+        self._first_reported: Rows = np.empty(0, np.int64)  # by row of the fleet
+        self._runs = Blocks()
         self._clusters: dict[int, _Block] = {}
         self._shared: dict[int, dict[str, Rows]] = {}  # by cluster and id
         self._reaching: dict[int, dict[str, Rows]] = {}  # those rows of them whose nodes reach the part
@@ -242,7 +249,8 @@ class FleetParts:
         self._ensure(self._blocks.top)
         firsts = begin + np.cumsum(sizes) - sizes
         if len(rows):
-            self._clusters[cluster] = _Block(begin, length, rows - start, layouts, firsts)
+            run, begins = self._report(rows, table.entries[layouts], used)
+            self._clusters[cluster] = _Block(begin, length, rows - start, layouts, firsts, run, begins)
             here, source = slice(begin, begin + total), spread(table.first[layouts], sizes)
             first = np.repeat(firsts, sizes)
             parent = table.part["parent"][source]
@@ -278,6 +286,27 @@ class FleetParts:
             )
         return True
 
+    def _report(self, rows: Rows, counts: NDArray[np.int64], used: Rows) -> tuple[slice, Rows]:
+        """Keeps what is used of the parts of these nodes beside the classes. Returns its place, and where each node begins."""
+        start = self._runs.take(Blocks.length_for(len(used)))
+        if self._runs.top > len(self._reported):
+            self._reported = grown(self._reported, max(self._runs.top, len(self._reported) * 5 // 4, 64))
+        run = slice(start, start + len(used))
+        self._reported[run] = used
+        if int(rows[-1]) >= len(self._first_reported):
+            length = max(int(rows[-1]) + 1, len(self._first_reported) * 5 // 4, 64)
+            self._first_reported = grown(self._first_reported, length)
+        begins = self._first_reported[rows] = start + np.cumsum(counts) - counts
+        return run, begins
+
+    def differing(self, rows: Rows, counts: NDArray[np.int64], used: Rows) -> NDArray[np.bool_]:
+        """Returns of which nodes another amount is used than was reported before. `used` has their entries node by node."""
+        found = np.zeros(len(rows), np.bool_)
+        changed = np.flatnonzero(self._reported[spread(self._first_reported[rows], counts)] != used)
+        if len(changed):
+            found[np.repeat(np.arange(len(rows)), counts)[changed]] = True
+        return found
+
     def use(self, cluster: int, offsets: NDArray[np.int64], used: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Writes what is used of the parts of some nodes that have parts: the amounts of their entries, node by node.
         Returns which of the nodes have more free than before."""
@@ -285,32 +314,33 @@ class FleetParts:
         order = np.searchsorted(block.offsets, offsets)
         layouts = block.layouts[order]
         counts = self.layouts.entries[layouts]
+        places = spread(block.begins[order], counts)
         entry, part_rows = self._entries(layouts, block.firsts[order])
         resource = self.layouts.entry["resource"][entry]
-        nodes = np.repeat(np.arange(len(offsets)), counts)
         better = np.zeros(len(offsets), np.bool_)
+        better[np.repeat(np.arange(len(offsets)), counts)[used < self._reported[places]]] = True
         for number in np.unique(resource).tolist():
             of = resource == number
-            found = self.classes[self.class_names[number]]
-            at = found.positions(cluster, part_rows[of])
-            better[nodes[of][used[of] < found.used[at]]] = True
-            found.used[at] = used[of]
+            columns = self.classes[self.class_names[number]]
+            columns.used[columns.positions(cluster, part_rows[of])] = used[of]
+        self._reported[places] = used
         return better
 
     def used(self, cluster: int, offsets: NDArray[np.int64], *, claimed: bool = False) -> NDArray[np.int64]:
         """Returns what is used of the parts of some nodes that have parts, in the form of `use`; or what is used or claimed."""
         block = self._clusters[cluster]
         order = np.searchsorted(block.offsets, offsets)
-        entry, part_rows = self._entries(block.layouts[order], block.firsts[order])
+        layouts, firsts = block.layouts[order], block.firsts[order]
+        used: NDArray[np.int64] = self._reported[spread(block.begins[order], self.layouts.entries[layouts])]
+        if not claimed:
+            return used
+        entry, part_rows = self._entries(layouts, firsts)
         resource = self.layouts.entry["resource"][entry]
-        used = np.zeros(len(entry), np.int64)
         for number in np.unique(resource).tolist():
             of = resource == number
-            found = self.classes[self.class_names[number]]
-            at = found.positions(cluster, part_rows[of])
-            used[of] = found.used[at] + found.claimed[at] if claimed else found.used[at]
-        if claimed:
-            self._add_consumed(cluster, block.layouts[order], block.firsts[order], used)
+            columns = self.classes[self.class_names[number]]
+            used[of] += columns.claimed[columns.positions(cluster, part_rows[of])]
+        self._add_consumed(cluster, layouts, firsts, used)
         return used
 
     def _add_consumed(self, cluster: int, layouts: NDArray[np.int32], firsts: Rows, used: NDArray[np.int64]) -> None:
@@ -359,6 +389,7 @@ class FleetParts:
         self.copy[here] = False
         self.leave[here] = 0
         self._blocks.give(found.start, found.length)
+        self._runs.give(found.entries.start, Blocks.length_for(found.entries.stop - found.entries.start))
         for columns in self.classes.values():
             columns.write(cluster, row=_NO_ROWS)
 
