@@ -82,14 +82,8 @@ class ClaimedPods:
         claims = part.claims
         if part.whole:
             claims = {claim: {} for claim in self._claims.get(part.id, {}) if claim not in claims} | claims
-        refused = self._refused.pop(part.id, {}) | part.refused if not part.whole else part.refused
-        self._refused[part.id] = {claim: nodes for claim, nodes in refused.items() if nodes}
-        if not self._refused[part.id]:
-            del self._refused[part.id]
-        words = part.words if part.whole else self._words.pop(part.id, {}) | part.words
-        self._words[part.id] = {claim: text for claim, text in words.items() if claim in self.refused_of(part.id)}
-        if not self._words[part.id]:
-            del self._words[part.id]
+        if part.refused or part.id in self._refused:
+            self._restate_refused(part)
         _restate(self._ending, part.id, claims, part.ending)
         _restate(self._counted, part.id, claims, part.counted)
         _restate(self._named, part.id, claims, part.named)
@@ -110,6 +104,15 @@ class ClaimedPods:
             del self._claims[part.id]
         return set(claims)
 
+    def _restate_refused(self, part: ClusterDelta) -> None:
+        """Applies what a patch says of nodes that did not admit pods, and their words."""
+        refused, words = self._refused.pop(part.id, {}), self._words.pop(part.id, {})
+        refused, words = (part.refused, part.words) if part.whole else (refused | part.refused, words | part.words)
+        if refused := {claim: nodes for claim, nodes in refused.items() if nodes}:
+            self._refused[part.id] = refused
+        if words := {claim: text for claim, text in words.items() if claim in refused}:
+            self._words[part.id] = words
+
 
 def _restate(
     known: dict[int, dict[str, OfNodes]],
@@ -118,6 +121,8 @@ def _restate(
     some: Mapping[str, OfNodes],
 ) -> None:
     """Replaces what is known of these claims of a cluster."""
+    if not some and cid not in known:
+        return
     kept = {claim: nodes for claim, nodes in known.pop(cid, {}).items() if claim not in claims}
     kept.update({claim: nodes for claim, nodes in some.items() if nodes and claims.get(claim)})
     if kept:
