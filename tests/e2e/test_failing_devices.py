@@ -72,6 +72,8 @@ def test_slots_leave_failed_devices_for_others_of_their_node_and_then_of_their_c
 
     until(lambda: f"{DRIVER}/{first}" in told("failed"), "the failure is told")
     until(lambda: f"{DRIVER}/{second}" in told("removed"), "the removal is told")
+    until(lambda: f"{DRIVER}/{other}/g0" in told("closed"), "the taint is told")
+    assert f"{DRIVER}/{other}/g0" not in told("failed"), "its pods stay"
 
 
 def test_a_slot_that_moves_has_the_class_of_that_time(mesh: Mesh) -> None:

@@ -153,6 +153,7 @@ def test_classes_of_the_proposal_have_their_status(mesh: Mesh) -> None:
 def test_the_unit_of_the_proposal_is_warned_of(mesh: Mesh) -> None:
     assert "AmbiguousUnit" in cli(mesh, "apply", "-f", "-", "--dry-run", data=FAST_NIC)
     assert "resourceclass/fast.nic unchanged" in apply(mesh, FAST_NIC)
+    assert "warning AmbiguousUnit" in cli(mesh, "explain", "class", "fast.nic")
 
 
 def test_changes_of_the_status_are_told_and_measured(mesh: Mesh) -> None:

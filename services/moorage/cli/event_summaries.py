@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 #: What happens to things inside nodes, as their events count it.
-_INSIDE = ("added", "removed", "moved", "changed", "failed", "recovered")
+_INSIDE = ("added", "removed", "moved", "changed", "failed", "recovered", "closed", "opened")
 #: Names that are listed of many.
 _LISTED = 2
 

@@ -72,6 +72,7 @@ def class_lines(found: dict[str, Any]) -> list[str]:
         lines.append(table(["  CLUSTER", "ALLOCATABLE", "REQUESTED", "FREE"], rows))
     for code, count in found["diagnostics"].items():
         lines.append(f"  {code}: {counted(count, 'comparison')} cannot hold")
+    lines += [f"  warning {one['code']}: {one['message']}" for one in found["warnings"]]
     return lines
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -14,7 +15,8 @@ LISTED = 100
 
 class InsideChanges(NamedTuple):
     """The changes inside nodes, by id. `parts`: those that come, go, move or have other amounts or conditions; `devices`: those that
-    come, go, fail (they are unhealthy or get a taint) and recover. Both are empty if all stays."""
+    come, go, fail (they are unhealthy or a taint ends their pods) and recover, and those that taints close to new pods and that open
+    again. Both are empty if all stays."""
 
     parts: dict[str, Any] = {}
     devices: dict[str, Any] = {}
@@ -25,7 +27,8 @@ def part_changes(fleet: Fleet, cid: int, rows: Iterable[NodeRow], gone: Iterable
     known = cid < fleet.size and bool(fleet.known[cid])
     places = fleet.places(cid) if known and fleet.layout is not None else {}
     changes: dict[str, list[str]] = {"added": [], "removed": [], "moved": [], "changed": []}
-    devices: dict[str, list[str]] = {"added": [], "removed": [], "failed": [], "recovered": []}
+    kinds = ("added", "removed", "failed", "recovered", "closed", "opened")
+    devices: dict[str, list[str]] = {kind: [] for kind in kinds}
     for name, source in [(row.name, row.inside) for row in rows] + [(name, b"") for name in gone]:
         at = places.get(name)
         before = b"" if at is None else fleet.inside_source(at)
@@ -53,19 +56,28 @@ def _devices_between(before: Layout, after: Layout) -> Mapping[str, list[str]]:
     return {
         "added": sorted(new.keys() - old.keys()),
         "removed": sorted(old.keys() - new.keys()),
-        "failed": sorted(path for path in both if new[path] > old[path]),
-        "recovered": sorted(path for path in both if new[path] < old[path]),
+        "failed": sorted(path for path in both if new[path].wrong > old[path].wrong),
+        "recovered": sorted(path for path in both if new[path].wrong < old[path].wrong),
+        "closed": sorted(path for path in both if new[path].closing > old[path].closing),
+        "opened": sorted(path for path in both if new[path].closing < old[path].closing),
     }
 
 
-def _devices(layout: Layout) -> dict[str, int]:
-    """Returns by path how many things are wrong with each device."""
-    reports = layout.inside.devices
-    return {
-        part.path: len(reports[part.device].taints) + (not reports[part.device].healthy)
-        for part in layout.parts
-        if part.device >= 0
-    }
+class _Device(NamedTuple):
+    """How many things are wrong with a device, and how many taints only keep new pods away."""
+
+    wrong: int
+    closing: int
+
+
+def _devices(layout: Layout) -> dict[str, _Device]:
+    reports, found = layout.inside.devices, {}
+    for part in layout.parts:
+        if part.device >= 0:
+            effects = Counter(taint.effect for taint in reports[part.device].taints)
+            wrong = effects["NoExecute"] + (not reports[part.device].healthy)
+            found[part.path] = _Device(wrong, effects["NoSchedule"])
+    return found
 
 
 def _between(before: Layout, after: Layout) -> Mapping[str, list[str]]:
