@@ -1,0 +1,1 @@
+"""Tests of claims that are pinned to devices."""

@@ -1,0 +1,1 @@
+"""Tests of revisions that documents are resolved to."""

@@ -1,0 +1,1 @@
+"""Tests of updates in place."""
