@@ -114,6 +114,7 @@ def test_classes_among_the_resources_of_a_manifest_are_needs() -> None:
     assert [(g.suffix, g.devices[0].count) for g in pages.groups] == [("hugepages-1gig", 3)]
     beside = _shape(_consumer({"class": "a", "count": 3}), requests={"a": 1})
     assert [(g.suffix, g.devices[0].count) for g in beside.groups] == [("a", 3), ("a.manifest", 1)]
+    assert not _shape(requests={"a": 0}, limits={"a": "0"}).groups, "as Kubernetes takes none of a resource"
 
 
 def test_each_container_that_requests_a_class_has_its_own_devices() -> None:

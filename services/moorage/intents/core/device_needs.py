@@ -123,6 +123,8 @@ def device_needs(
         groups.append(PartGroup(suffix=name, devices=asks, optional=not is_mandatory(need)))
     taken = {group.suffix for group in groups}
     for resource, amount in sorted(of_manifest.items()):
+        if not amount:
+            continue
         name = class_of_resource(resource)
         uses = container_uses(containers, resource)
         by_suffix = {f"{name}.{use.container}": use.amount for use in uses} if len(uses) > 1 else {name: amount}
