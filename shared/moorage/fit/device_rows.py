@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from moorage.classes import meets
 from moorage.collections import LruDict
 from moorage.device_algorithms import WHOLE, Chooser, DeviceColumns, DeviceRequest, RequestMix, find_algorithm
-from moorage.device_algorithms.columns import runs
 from moorage.device_algorithms.mix import REMEMBERED
 from moorage.model.claims import AskedDevices, Decision
 from moorage.model.part_reports import PropertyValue
@@ -94,7 +93,6 @@ class DeviceRows:
         self._tick = -1
         self._size = -1
         self._nodes: Ids = np.empty(0, np.intp)  # by row of the columns
-        self._firsts: Ids = np.empty(0, np.intp)  # the first row of each node that has rows
         self._columns: DeviceColumns | None = None
         self._recorded: LruDict[object, bool] = LruDict(4096)
         self._past: list[tuple[object, Shape]] = []  # what is learned again once there are devices
@@ -150,9 +148,7 @@ class DeviceRows:
             best = np.full(self._rows.n, -np.inf)
             for ask in group.devices:
                 scores = self._chooser(ask.algorithm or default, columns).best_by_row(self._request(shape, ask))
-                if len(scores):
-                    nodes = self._nodes[self._firsts]
-                    best[nodes] = np.maximum(best[nodes], np.maximum.reduceat(scores, self._firsts))
+                np.maximum.at(best, self._nodes, scores)
                 if (best > -np.inf).any():
                     break  # the first choice that some node can give
             total += best
@@ -231,7 +227,6 @@ class DeviceRows:
         rows = self._rows
         ids = np.flatnonzero(rows.usable[: rows.n])
         self._nodes, self._columns = self._read(ids)
-        self._firsts = runs(self._nodes)[0]
         self._choosers.clear()
 
     def _refreshed(self, ids: Ids) -> bool:
@@ -247,8 +242,10 @@ class DeviceRows:
         same = (nodes == self._nodes[at]).all() and (found.kinds == columns.kinds[at]).all()
         if not (same and (found.size == columns.size[at]).all()):
             return False
-        columns.free[at], columns.beside_free[at] = found.free, found.beside_free
-        columns.beside_size[at] = found.beside_size
+        changed = _changed(columns.rows(at), found)
+        at = at[changed]
+        columns.free[at], columns.beside_free[at] = found.free[changed], found.beside_free[changed]
+        columns.beside_size[at] = found.beside_size[changed]
         for chooser in self._choosers.values():
             chooser.note_change(at.tolist())
         return True
@@ -334,7 +331,6 @@ class _Place:
 
     def __init__(self, columns: DeviceColumns, node: NDArray[np.intp], mix: RequestMix) -> None:
         self._columns, self._node, self._mix = columns, node, mix
-        self._firsts = runs(node)[0]
         self._choosers: dict[str, Chooser] = {}
 
     def renew(self, columns: DeviceColumns, node: NDArray[np.intp]) -> bool:
@@ -345,8 +341,7 @@ class _Place:
             np.array_equal(getattr(columns, name), getattr(known, name)) for name in steady
         ):
             return False
-        differs = (columns.free != known.free).any(axis=1) | (columns.beside_free != known.beside_free).any(axis=1)
-        rows = np.flatnonzero(differs)
+        rows = _changed(known, columns)
         known.free[rows], known.beside_free[rows] = columns.free[rows], columns.beside_free[rows]
         self._note_change(rows)
         return True
@@ -356,9 +351,7 @@ class _Place:
         total = np.where(feasible, 0.0, -np.inf)
         for name, request in asked:
             best = np.full(len(feasible), -np.inf)
-            if len(self._node):
-                scores = self._chooser(name).best_by_row(request)
-                best[self._node[self._firsts]] = np.maximum.reduceat(scores, self._firsts)
+            np.maximum.at(best, self._node, self._chooser(name).best_by_row(request))
             total += best
         found = int(total.argmax())
         if total[found] == -np.inf:
@@ -385,6 +378,14 @@ class _Place:
         changed = list(map(int, rows))
         for chooser in self._choosers.values():
             chooser.note_change(changed)
+
+
+def _changed(before: DeviceColumns, now: DeviceColumns) -> NDArray[np.intp]:
+    """Returns the rows of which something else is free, or there is something else beside devices."""
+    differs = (before.free != now.free).any(axis=1)
+    for name in ("beside_free", "beside_size"):
+        differs |= (getattr(before, name) != getattr(now, name)).any(axis=1)
+    return np.flatnonzero(differs)
 
 
 def _positions(where: Ids, nodes: Ids) -> NDArray[np.intp]:
