@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import msgspec
 import pytest
 
@@ -10,14 +12,15 @@ from moorage.fleet import Fleet, FleetWriter, normalize_node, with_devices
 from moorage.ledger import Ledger
 from moorage.ledger.device_quotas import DeviceQuotas
 from moorage.merger.core.class_binding import bound
-from moorage.merger.core.class_quotas import within_quotas, without_full_classes
+from moorage.merger.core.class_quotas import _not_selected, within_quotas, without_full_classes
 from moorage.model.claims import Claim, Commit, Decision, IntentRef, Release, Slot, Withdrawal
 from moorage.model.groups import Revision
-from moorage.model.part_reports import Typed
+from moorage.model.part_reports import PropertyValue, Typed
 from moorage.model.part_requests import DeviceAsk, PartGroup
 from moorage.model.reports import NodeReport
 from moorage.model.resource_classes import ClassGrantSpec, FleetObject, StoredMetadata
 from moorage.model.shapes import Shape, ShapedApp
+from moorage.parts import PropertyTable
 
 GPU, MEMORY = "nvidia.com/gpu", "nvidia.com/gpu.memory"
 
@@ -259,3 +262,39 @@ def test_without_grants_nothing_is_allowed() -> None:
     named = Grants([ClassGrantSpec(projects=["a"], classes=["x"], algorithms=["best-fit"])])
     assert named.allow("a", "x") and not named.allow("b", "x") and not named.allow("a", "y")
     assert named.allow_algorithm("a", "x", "best-fit") and not named.allow_algorithm("a", "x", "fgd")
+
+
+VALUES: tuple[PropertyValue | None, ...] = (
+    None,
+    3,
+    "a",
+    True,
+    Typed(quantity="4Gi"),
+    (1, 9),
+    (Typed(quantity="1Gi"), 7),
+    ("a", "b"),
+)
+OPERATORS = ("In", "NotIn", "Gt", "GtEq", "Lt", "LtEq", "Exists", "DoesNotExist")
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_what_a_class_does_not_select_is_exactly_the_rest(seed: int) -> None:
+    rng = random.Random(seed)
+
+    def requirement() -> dict[str, object]:
+        operator = rng.choice(OPERATORS)
+        values = [] if operator in ("Exists", "DoesNotExist") else [rng.choice(("3", "a", "5", "2Gi"))]
+        return {"key": rng.choice(("x", "y")), "operator": operator, "values": values}
+
+    terms = [{"matchExpressions": [requirement() for _ in range(rng.randint(1, 2))]} for _ in range(rng.randint(1, 3))]
+    known = catalog(object_("ResourceClass", "c", resourceSelector=terms))
+    selected, rest = known.classes[0].selector, Selector(_not_selected("c", known))
+    table = PropertyTable()
+    for x in VALUES:
+        for y in VALUES:
+            device = {key: value for key, value in (("x", x), ("y", y)) if value is not None}
+            expected = not selected.matches(device)
+            assert rest.matches(device) is expected
+            if device:
+                number = table.number(device.items())
+                assert bool(table.selected(rest)[number]) is expected

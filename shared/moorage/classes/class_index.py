@@ -12,13 +12,14 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from moorage.collections import LruDict
 from moorage.model.part_reports import PropertyValue, Scalar
 from moorage.model.part_requests import PropertyCondition
 
-from .conditions import NOT_ORDERED, ORDERS, OTHER_DIMENSION
+from .conditions import NEGATED, NOT_ORDERED, ORDERS, OTHER_DIMENSION
 from .selector import Selector
 from .typed_values import ORDERED, Comparable, Dimension, identity, ordered_reading, reading, readings, scalars
 
@@ -50,10 +51,13 @@ class KeyConditions:
     def __init__(self, conditions: Sequence[PropertyCondition], diagnostics: Counter[str]) -> None:
         self.conditions = conditions
         self._diagnostics = diagnostics
+        self._negated = np.array([condition.operator in NEGATED for condition in conditions], np.bool_)
+        conditions = [replace(one, operator=NEGATED.get(one.operator, one.operator)) for one in conditions]
         operators = [condition.operator for condition in conditions]
         self._not_in = np.array([operator == "NotIn" for operator in operators], np.bool_)
         self._always = self._not_in | np.array([operator == "Exists" for operator in operators], np.bool_)
         self.absent: Mask = self._not_in | np.array([operator == "DoesNotExist" for operator in operators], np.bool_)
+        self.absent |= self._negated
         self._among: dict[tuple[Dimension, Comparable], list[int]] = {}
         self._bounds: dict[tuple[str, Dimension], _Bounds] = {}
         self._ordering = sum(operator in ORDERS for operator in operators)
@@ -81,7 +85,7 @@ class KeyConditions:
         found = self._known.use(key)
         if found is None:
             elements = [self._of_scalar(one) for one in scalars(value)]
-            found = elements[0] if len(elements) == 1 else self._of_list(elements)
+            found = (elements[0] if len(elements) == 1 else self._of_list(elements)) ^ self._negated
             self._known[key] = found
         return found
 

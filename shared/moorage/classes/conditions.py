@@ -11,8 +11,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import msgspec
+
 from moorage.model.part_reports import PropertyValue, Scalar
-from moorage.model.part_requests import PropertyCondition, PropertySelector
+from moorage.model.part_requests import Operator, PropertyCondition, PropertySelector
 
 from .typed_values import ORDERED, ordered_reading, reading, readings, scalars
 
@@ -26,6 +28,8 @@ ORDERS: Mapping[str, Callable[[Any, Any], bool]] = {
     "Lt": operator.lt,
     "LtEq": operator.le,
 }
+#: Operators that hold exactly where these do not.
+NEGATED: Mapping[Operator, Operator] = {"NotGt": "Gt", "NotGtEq": "GtEq", "NotLt": "Lt", "NotLtEq": "LtEq"}
 
 
 def meets(properties: Properties, selector: PropertySelector) -> bool:
@@ -39,6 +43,8 @@ def meets(properties: Properties, selector: PropertySelector) -> bool:
 def holds(value: PropertyValue | None, condition: PropertyCondition, counts: Counter[str] | None = None) -> bool:
     """Returns whether a value meets a condition; None is a missing property. `counts` counts diagnostics by code."""
     name = condition.operator
+    if name in NEGATED:
+        return not holds(value, msgspec.structs.replace(condition, operator=NEGATED[name]), counts)
     if value is None:
         return name in ("NotIn", "DoesNotExist")
     if name in ("Exists", "DoesNotExist"):

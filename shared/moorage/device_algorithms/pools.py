@@ -47,8 +47,14 @@ def pools_of(columns: DeviceColumns) -> Pools:
 
 def usable_pools(pools: Pools, requests: list[DeviceRequest]) -> _Bools:
     """Returns, by request and pool, whether nodes of the pool can serve the request while nothing is taken of them."""
+    return _of_kinds(pools, [request.kinds for request in requests]) & _on_one_node(pools, requests)
+
+
+def _on_one_node(pools: Pools, requests: list[DeviceRequest]) -> _Bools:
+    """Returns, by request and pool, whether nodes of the pool have as many devices."""
     devices = np.array([request.devices for request in requests], np.int64)
-    return _of_kinds(pools, [request.kinds for request in requests]) & (devices[:, None] <= pools.devices)
+    found: _Bools = devices[:, None] <= pools.devices
+    return found
 
 
 def expected_requests(mix: RequestMix) -> float:
@@ -107,7 +113,7 @@ def _demand(columns: DeviceColumns, mix: RequestMix, pools: Pools) -> tuple[_Boo
         amounts = np.column_stack([[request.amount for request in mix.distinct], beside]) * mix.counts[:, None]
         of_kinds = _of_kinds(pools, [request.kinds for request in mix.distinct])
         named = float(mix.counts[~of_kinds.all(axis=1)].sum())
-        usable = usable_pools(pools, mix.distinct)
+        usable = of_kinds & _on_one_node(pools, mix.distinct)
         for resource in range(most.shape[1]):
             usable &= beside[:, resource, None] <= most[:, resource]
         first, alike = unique_rows(usable.astype(np.int64))

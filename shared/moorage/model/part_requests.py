@@ -10,11 +10,14 @@ from .base import Value
 NAMELESS = ""
 
 
-Operator = Literal["In", "NotIn", "Eq", "Gt", "GtEq", "Lt", "LtEq", "Exists", "DoesNotExist"]
+Operator = Literal[
+    "In", "NotIn", "Eq", "Gt", "GtEq", "Lt", "LtEq", "Exists", "DoesNotExist", "NotGt", "NotGtEq", "NotLt", "NotLtEq"
+]
 
 
 class PropertyCondition(Value, kw_only=True, frozen=True):
-    """A condition on one property of a part. `values` are read as the property's type."""
+    """A condition on one property of a part. `values` are read as the property's type. Operators like NotGt, which no class has, hold
+    exactly where the one without Not does not."""
 
     key: str
     operator: Operator

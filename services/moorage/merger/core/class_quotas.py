@@ -4,16 +4,16 @@ which it may have no more."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
 
 import msgspec
 
 from moorage.classes import CLUSTER, NAME, NODE, ClassCatalog, Selector
+from moorage.classes.conditions import NEGATED
 from moorage.fleet import Fleet
 from moorage.ledger.device_quotas import QUOTA_EXCEEDED, DeviceQuotas
 from moorage.model.groups import Revision
-from moorage.model.part_requests import DeviceAsk, PartGroup, PropertyCondition, PropertySelector
+from moorage.model.part_requests import DeviceAsk, Operator, PartGroup, PropertyCondition, PropertySelector
 from moorage.model.reasons import Warn
 from moorage.model.shapes import Shape, ShapedApp
 
@@ -21,9 +21,9 @@ from moorage.model.shapes import Shape, ShapedApp
 _WHOLE = 1000
 #: Alternatives of a selector that says what another one does not select.
 _MOST = 32
-_NEGATED = {
+_NEGATED: dict[Operator, Operator] = {
     "In": "NotIn", "Eq": "NotIn", "NotIn": "In", "Exists": "DoesNotExist", "DoesNotExist": "Exists",
-    "Gt": "LtEq", "GtEq": "Lt", "Lt": "GtEq", "LtEq": "Gt",
+    **{without: negated for negated, without in NEGATED.items()},
 }  # fmt: skip
 
 
@@ -120,15 +120,8 @@ def _not_selected(name: str, catalog: ClassCatalog) -> PropertySelector:
         return ()
     found: list[tuple[PropertyCondition, ...]] = [()]
     for alternative in filter(None, known.selector.alternatives):
-        found = [(*before, one) for before in found for one in _negations(alternative)]
+        negated = [msgspec.structs.replace(one, operator=_NEGATED[one.operator]) for one in alternative]
+        found = [(*before, one) for before in found for one in negated]
         if len(found) > _MOST:
             return ()
     return tuple(found) if found != [()] else ()
-
-
-def _negations(conditions: Iterable[PropertyCondition]) -> Iterator[PropertyCondition]:
-    """Yields conditions one of which holds where one of these does not."""
-    for one in conditions:
-        yield msgspec.structs.replace(one, operator=_NEGATED[one.operator])
-        if one.operator in ("Gt", "GtEq", "Lt", "LtEq"):
-            yield PropertyCondition(key=one.key, operator="DoesNotExist")
