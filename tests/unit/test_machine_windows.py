@@ -11,12 +11,15 @@ from random import Random
 import msgspec
 import pytest
 
+from moorage.ledger.families import add
+from moorage.ledger.machine_room import occupied
+from moorage.ledger.shared_room import taken_with
 from moorage.machine_groups.windows import AHEAD, Holder, Span, may_enter
-from moorage.model.machine_slots import GrantedSlot, machine_of
+from moorage.model.machine_slots import GrantedSlot, ReservedSlots
 from moorage.model.machines import GuestReport, Window
 from moorage.slots.core.grants import SlotUse, plan_grants
 from moorage.slots.core.layout import NodeCounts, NodeKey
-from moorage.slots.core.window_slots import SlotEnds, by_window
+from moorage.slots.core.window_slots import by_window, slots_before, times_of
 
 CLUSTER, MACHINE = "lab/one", "g/a"
 #: Seconds of one step of time: longer than guests are let in ahead of their window.
@@ -102,6 +105,10 @@ def test_windows_that_overlap_have_different_slots_of_the_fewest_that_do(seed: i
     assert all(sum(windows[span.window.name].values()) == span.slots for span in spans)
 
 
+def names(nodes: NodeCounts) -> dict[str, int]:
+    return {node.name: count for node, count in nodes.items()}
+
+
 class Cluster:
     """One machine type on three nodes, given out step by step as `slots` does, with what the ledger offers."""
 
@@ -133,25 +140,31 @@ class Cluster:
         ):
             self.spans = spans
 
+    def offered(self, node: NodeKey, resource: str) -> int:
+        totals: dict[str, int] = {}
+        add(totals, self.reserved.offered(node.name), -1)
+        for slot in self.held.values():
+            add(totals, slot.takes if slot.node == node.name else {})
+        return -taken_with(totals, (occupied(self.reserved, node.name, totals),)).get(resource, 0)
+
     def step(self, now: float) -> None:
         for uid in [uid for uid, slot in self.held.items() if slot.until and slot.until <= now]:
             del self.held[uid], self.guests[uid]
-        ends, lent = dict[NodeKey, list[float]](), dict[NodeKey, list[float]]()
+        ends, lent = dict[NodeKey, list[float]](), dict[int, NodeCounts]()
         for slot in self.held.values():
+            node = NodeKey(CLUSTER, slot.node)
             if not slot.pool:
-                (lent if slot.apart else ends).setdefault(NodeKey(CLUSTER, slot.node), []).append(slot.until or inf)
+                ends.setdefault(node, []).append(slot.until or inf)
+            if slot.before:
+                lent.setdefault(slot.before, {}).setdefault(node, 0)
+                lent[slot.before][node] += 1
         future = [span for span in self.spans if span.end > now]
-        kept, self.windows = by_window(future, self.slots, self.windows, SlotEnds(ends, lent), now)
-
-        def offered(node: NodeKey, resource: str) -> int:
-            _, window = machine_of(resource) or ("", "")
-            taken = sum(slot.takes.get(resource, 0) for slot in self.held.values() if slot.node == node.name)
-            room = self.windows.get(window, {}) if window else self.slots
-            return room.get(node, 0) - (0 if window else kept.get(node, 0)) - taken
-
-        by_name = {name: {node.name: n for node, n in nodes.items()} for name, nodes in self.windows.items()}
-        use = SlotUse(MACHINE, CLUSTER, self.total, {n.name: c for n, c in self.slots.items()}, kept={n.name: c for n, c in kept.items()}, spans=self.spans, usable=frozenset(n.name for n in self.slots), windows=by_name)  # fmt: skip
-        found = plan_grants(use, self.guests.values(), self.held, offered, now)
+        kept, self.windows = by_window(future, self.slots, self.windows, ends)
+        before = slots_before(times_of(future, now), self.slots, future, self.windows, lent, now)
+        self.reserved = ReservedSlots(machine=MACHINE, cluster=CLUSTER, slots=names(self.slots), kept=names(kept), windows={w: names(n) for w, n in self.windows.items()}, before={time: names(n) for time, n in before.items()})  # fmt: skip
+        times = sorted(time for time in before if time > now)
+        use = SlotUse(MACHINE, CLUSTER, self.total, self.reserved.slots, spans=self.spans, usable=frozenset(self.reserved.slots), windows=self.reserved.windows, times=times)  # fmt: skip
+        found = plan_grants(use, self.guests.values(), self.held, self.offered, now)
         assert not found.withdrawn and not found.observed
         for slot in found.granted:
             self.held[slot.uid] = slot

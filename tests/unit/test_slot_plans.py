@@ -10,7 +10,7 @@ import pytest
 
 from moorage.ledger import Ledger
 from moorage.machine_groups.windows import AHEAD, Span
-from moorage.model.machine_slots import GrantedSlot, reservation_claim, slot_resource
+from moorage.model.machine_slots import GrantedSlot, gone_by, reservation_claim, slot_resource
 from moorage.model.machines import (
     Allow,
     Dependence,
@@ -252,17 +252,19 @@ def plan(
     waiting: list[GuestReport],
     held: list[GrantedSlot] | None = None,
     windows: dict[str, int] | None = None,
+    kept: dict[str, int] | None = None,
     **fields: object,
 ) -> GrantPlan:
-    """Plans where nodes offer what their slots, less those that are kept and held, are."""
+    """Plans where nodes offer what their slots, less those that are held, are; `kept` ones only to who is gone in time."""
     of = use(**fields)
-    taken = Counter(s.node for s in held or () if not s.apart and not s.pool)
+    taken = Counter(s.node for s in held or () if not s.pool)
 
     def offered(node: NodeKey, resource: str) -> int:
         for name, count in (windows or {}).items():
             if resource == slot_resource(MACHINE, name):
                 return count if node.name == "n-0" else 0
-        return of.slots.get(node.name, 0) - of.kept.get(node.name, 0) - taken[node.name]
+        keeps = 0 if gone_by(resource) else (kept or {}).get(node.name, 0)
+        return of.slots.get(node.name, 0) - keeps - taken[node.name]
 
     return plan_grants(of, waiting, {s.uid: s for s in held or ()}, offered, NOW)
 
@@ -344,9 +346,10 @@ def test_who_is_not_allowed_waits_with_a_reason() -> None:
 
 def test_a_window_is_for_its_guests_and_others_use_it_until_it_begins() -> None:
     windows = [span("w", 2, 1000, 5000)]
-    fields: dict[str, object] = {"spans": windows, "kept": {"n-0": 2}}
+    begin = int(NOW) + 1000
+    fields: dict[str, object] = {"spans": windows, "kept": {"n-0": 2}, "times": [begin]}
     found = plan([guest("early", window="w"), guest("plain"), guest("endless"), guest("short", seconds=300)], **fields)  # type: ignore[arg-type]
-    assert [(s.uid, s.node, s.apart) for s in found.granted] == [("endless", "n-1", False), ("short", "n-0", True)]
+    assert [(s.uid, s.node, s.before) for s in found.granted] == [("endless", "n-1", 0), ("short", "n-0", begin)]
     assert {r.uid: r.code for r in found.waiting} == {"early": "WindowClosed", "plain": "WindowClosed"}
     fields["spans"] = [span("w", 2, 20, 5000)]
     found = plan(

@@ -50,6 +50,7 @@ from .core.class_binding import bound
 from .core.class_grants import forbidden_class
 from .core.class_quotas import within_quotas, without_full_classes
 from .core.funnel import funnels
+from .core.lent_slots import with_lent_slots
 from .core.propose import NameOrder, ProposalRefused
 from .core.responses import (
     NOT_ASKED,
@@ -307,6 +308,7 @@ class Decider:
                 self.devices.record(shape, (record.group, record.revision, app.name, shape.object))
         until = loop.time() + self._longest_deadline(record) + GRACE - _MARGIN
         existing = existing_placement(record, self.fleet, self.ledger)
+        record = with_lent_slots(record, existing.own, self.fleet, time.time())
         asked_at = AskedAt(self.fleet.epoch, self.ledger.seq)
         results = await self.gather(record, cause, existing)
         reached("merger.answered")
@@ -441,6 +443,7 @@ class Decider:
         until = loop.time() + 2 * self._longest_deadline(record)
         for _ in range(2):
             existing = existing_placement(record, self.fleet, self.ledger)
+            record = with_lent_slots(record, existing.own, self.fleet, time.time())
             results = await self.gather(record, cause, existing)
             proposer = Proposer(self, record, results, self.based_on, is_simulated=True)
             proposal = await proposer.compute_solved(loop.time() + SOLVE_SECONDS)

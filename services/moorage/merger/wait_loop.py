@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import time
 
 import msgspec
 import numpy as np
@@ -20,10 +21,12 @@ from moorage.model.base import Message, Model
 from moorage.model.claims import Commit, Settlement, Withdrawal
 from moorage.model.groups import Revision, State
 from moorage.model.names import group_tokens, untoken
+from moorage.model.shapes import ShapedApp
 from moorage.telemetry import tracing
 
 from .core.class_binding import bound_app
 from .core.delayed import Delayed
+from .core.lent_slots import app_with_lent_slots
 from .core.round import Round
 from .core.usable_clusters import UsableClusters
 from .core.wait_queue import Waiter, WaitQueue, back_off
@@ -69,7 +72,7 @@ class WaitLoop:
         self._bus, self._decider, self._events = bus, decider, events
         self._fleet = decider.fleet
         self._wake = asyncio.Event()
-        self.waiting = WaitQueue(self._own_clusters, lambda app: bound_app(app, decider.catalog, decider.served))
+        self.waiting = WaitQueue(self._own_clusters, self._bound)
         self._hinted: Delayed[_Head] = Delayed(HINT_GRACE)  # groups that a merger was asked to decide
         # Withdrawals that were asked for: group → revision, and the last commit that was folded then.
         self._ending: Delayed[tuple[int, int]] = Delayed(HINT_GRACE)
@@ -89,6 +92,10 @@ class WaitLoop:
     @property
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
+
+    def _bound(self, app: ShapedApp) -> ShapedApp:
+        bound = bound_app(app, self._decider.catalog, self._decider.served)
+        return app_with_lent_slots(bound, self._fleet, time.time())
 
     def _own_clusters(self, group: str) -> set[int]:
         ledger, ids = self._decider.ledger, self._fleet.ids

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from moorage.model.machine_slots import uses_slots
+from moorage.model.machine_slots import machine_of, uses_slots
 from moorage.model.shapes import Shape
 from moorage.model.shared_slots import SharedSlots
 
@@ -14,8 +14,8 @@ from .protocols import Amounts, Ids, Rows
 
 
 def several_types(shapes: Iterable[Shape]) -> bool:
-    """Returns whether the shapes need slots of several machine types, which may live in each other's."""
-    return len({shape.machine for shape in shapes if shape.machine}) > 1
+    """Returns whether the shapes need slots of several kinds, of which one may take what the others could have."""
+    return len({name for shape in shapes if shape.machine for name in shape.resources if machine_of(name)}) > 1
 
 
 class SharedNodes:

@@ -64,6 +64,8 @@ class Fleet(NodeParts):
         ] = {}  # cluster → node with slots for several types
         #: Slots of a machine that not everyone may use → cluster → who may: who meets all of these.
         self.slot_users: dict[str, dict[str, tuple[Allow, ...]]] = {}
+        #: By machine type: times by which pods may be gone that take slots which windows keep for later, see `slot_resource`.
+        self.slot_times: dict[str, tuple[int, ...]] = {}
         self._sums = ClusterSums(self)
         # The dictionary. Entry 0 of each is the empty set.
         self.label_sets: list[dict[str, str]] = [{}]

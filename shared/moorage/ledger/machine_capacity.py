@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from moorage.fleet import Fleet
@@ -22,6 +23,10 @@ class MachineCapacity:
         self._reserved: dict[str, ClusterAmounts] = {}  # reservation of machines → what its slots take
         self._granted: dict[str, ClusterAmounts] = {}  # guest → what it takes of slots
         self._reservation_of: dict[str, set[str]] = {}  # claim whose pods fill slots → reservations
+        self._times: dict[
+            str, Counter[int]
+        ] = {}  # machine type → times of its reservations, see `ReservedSlots.before`
+        self._times_of: dict[str, tuple[str, tuple[int, ...]]] = {}  # reservation → its machine type, and its times
         #: Reservation → its cluster, and by resource who may use its slots.
         self._users: dict[str, tuple[str, dict[str, tuple[Allow, ...]]]] = {}
 
@@ -64,7 +69,8 @@ class MachineCapacity:
 
     def recount(self, reservations: Iterable[str], guests: Iterable[str]) -> None:
         machines = self.ledger.machines
-        for ident in reservations:
+        reservations = [*reservations]
+        for ident in dict.fromkeys([*reservations, *self._at_other_times(reservations)]):
             before, reserved = self._reserved.pop(ident, {}), machines.reserved.get(ident)
             if reserved is not None:
                 self._reserved[ident] = {reserved.cluster: self.room_of(reserved)}
@@ -74,14 +80,40 @@ class MachineCapacity:
             else:
                 self._reservation_of.pop(ident, None)
             self._taken.shift_all(before, self._reserved.get(ident, {}))
-            self._set_users(ident, reserved)
-            for cluster, node in self._shared.set(ident, reserved):
+            at_times = (
+                reserved.at_times(self._fleet.slot_times.get(reserved.machine, ())) if reserved is not None else None
+            )
+            self._set_users(ident, at_times)
+            for cluster, node in self._shared.set(ident, at_times):
                 self._taken.mark_node(cluster, node)
         for uid in guests:
             before, slot = self._granted.pop(uid, {}), machines.granted.get(uid)
             if slot is not None and slot.takes:
                 self._granted[uid] = {slot.cluster: {slot.node: slot.takes}}
             self._taken.shift_all(before, self._granted.get(uid, {}))
+
+    def _at_other_times(self, reservations: Iterable[str]) -> set[str]:
+        """Counts the times by which pods may be gone. Returns the reservations of the machine types of which these are others now."""
+        machines: set[str] = set()
+        for ident in reservations:
+            machine, before = self._times_of.pop(ident, ("", ()))
+            reserved = self.ledger.machines.reserved.get(ident)
+            if reserved is not None and reserved.before:
+                self._times_of[ident] = reserved.machine, tuple(reserved.before)
+                self._times.setdefault(reserved.machine, Counter()).update(reserved.before)
+                machines.add(reserved.machine)
+            if before:
+                self._times[machine].subtract(before)
+                machines.add(machine)
+        changed = set()
+        for machine in machines:
+            times = tuple(sorted(+self._times[machine]))
+            if times != self._fleet.slot_times.get(machine, ()):
+                changed.add(machine)
+                self._fleet.slot_times[machine] = times
+            if not times:
+                del self._fleet.slot_times[machine], self._times[machine]
+        return {c for c, one in self.ledger.machines.reserved.items() if one.machine in changed} if changed else set()
 
     def room_of(self, reserved: ReservedSlots) -> NodeAmounts:
         """Returns what the slots of a reservation take by node, with the pods that are there now."""

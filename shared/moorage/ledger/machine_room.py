@@ -9,13 +9,13 @@ are brought to it (`SharedRoom`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import msgspec
 
 from moorage.fleet import Fleet
 from moorage.model.claims import SlotGrants
-from moorage.model.machine_slots import ReservedSlots
+from moorage.model.machine_slots import ReservedSlots, gone_by, machine_of
 from moorage.model.shapes import PODS
 from moorage.model.shared_slots import SharedSlots
 
@@ -53,7 +53,11 @@ def reserved_room(reserved: ReservedSlots, claims_of: Callable[[str], Iterable[s
 def loses_taken(before: ReservedSlots, after: ReservedSlots, node: str, totals: Mapping[str, int]) -> bool:
     """Returns whether a node has fewer slots after than before that are not for the cluster alone, and somebody has them. `totals`: what is
     taken there of each type, less what is offered before."""
-    after = msgspec.structs.replace(after, kept=before.kept)  # guests may have slots that windows keep from now on
+    # Guests may have slots that windows keep from now on, and those that windows keep for later.
+    times = {gone_by(name) for name, n in totals.items() if n and machine_of(name) == (before.machine, "")} - {0}
+    if not times <= after.before.keys():
+        return True
+    before, after = (_at_all_times(reserved, before.kept, times) for reserved in (before, after))
     old, new = occupied(before, node, totals), after.shared(node)
     most = {kind.resource: kind.most for kind in old.types}
     capped = any(kind.most is not None and kind.most != most.get(kind.resource) for kind in new.types)
@@ -64,10 +68,17 @@ def loses_taken(before: ReservedSlots, after: ReservedSlots, node: str, totals: 
     return any(free < min(0, was.get(name, 0)) for name, free in left.items())
 
 
+def _at_all_times(reserved: ReservedSlots, kept: dict[str, int], times: Collection[int]) -> ReservedSlots:
+    """Returns the slots as if windows kept these, and none of them until these times."""
+    found = msgspec.structs.replace(reserved, kept={})
+    free = {node: max(0, found.plain(node)) for node in reserved.slots}
+    return msgspec.structs.replace(found, kept=kept, before=dict.fromkeys(times, free))
+
+
 def occupied(reserved: ReservedSlots, node: str, totals: Mapping[str, int]) -> SharedSlots:
     """Returns the slots of a node with the pods in them. `totals`: what is taken there of each type, less what is offered."""
     empty = reserved.shared(node)
-    return empty.with_taken(totals).with_taken({empty.types[0].resource: empty.slots})
+    return empty.with_taken(totals).with_taken({kind.resource: kind.offered for kind in empty.types})
 
 
 def granted_room(entry: SlotGrants) -> dict[str, NodeAmounts]:

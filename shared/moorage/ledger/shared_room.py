@@ -25,7 +25,7 @@ class SharedRoom:
         """Takes over a reservation, or its removal. Returns the nodes, each with its cluster, of which something may be different now."""
         before, after = (
             self._reserved.pop(claim, None),
-            reserved if reserved is not None and reserved.children else None,
+            reserved if reserved is not None and (reserved.children or reserved.before) else None,
         )
         if after is not None:
             self._reserved[claim] = after

@@ -96,6 +96,7 @@ class Shape(Model, kw_only=True):
     relations: list[Relation] = []
     devices: list[Any] = []
     machine: str = ""
+    runtime: float = 0.0  # seconds until a pod in a slot of a machine is gone at the latest; 0: nobody knows
     namespace: str = ""  # given for pods that run in slots of a machine: not every namespace may use them
     alike: list[int] = []  # numbers of devices that pods of the same claim have: pins select what looks like these, too
 

@@ -12,12 +12,13 @@ from typing import NamedTuple
 
 class SharedType(NamedTuple):
     """`resource` is what one slot of the type is of its node. `above`: the type in whose slots it lives, by number; `per_parent`: how many
-    of it one of these holds. `most`: how many there may be; None: as many as fit."""
+    of it one of these holds. `most`: how many there may be; None: as many as fit. `offered`: how many the totals of a node offer of it."""
 
     resource: str
     above: int = -1
     per_parent: int = 1
     most: int | None = None
+    offered: int = 0
 
 
 class SharedSlots(NamedTuple):

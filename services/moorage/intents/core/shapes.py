@@ -207,6 +207,7 @@ def _shape(
         groups=parts.groups,
         relations=parts.relations,
         machine=machine.machine,
+        runtime=machine.runtime(pods.kind, pods.template),
         namespace=namespace,
     )
 

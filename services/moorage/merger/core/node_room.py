@@ -121,9 +121,8 @@ class NodeRoom:
         found = []
         free = self.free.get(node, {})
         for slots in self._fleet.shared_slots.get(self._links.cid, {}).get(node, ()):
-            first, *others = slots.types
-            taken = (-free.get(kind.resource, 0) for kind in others)
-            found.append(slots._replace(taken=(slots.slots - free.get(first.resource, 0), *taken)))
+            taken = (kind.offered - free.get(kind.resource, 0) for kind in slots.types)
+            found.append(slots._replace(taken=tuple(taken)))
         return tuple(found)
 
     def free_of_shared(self, node: str) -> dict[str, int]:

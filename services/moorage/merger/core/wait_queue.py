@@ -114,7 +114,7 @@ def _as_it_is(app: ShapedApp) -> ShapedApp:
 
 class WaitQueue:
     """The waiting groups. `own_clusters` returns where a group has claims already: there an update may need less than the room
-    for a pod. `bind` returns an app with the selectors that its resource classes have now."""
+    for a pod. `bind` returns an app with the selectors that its resource classes have now, and the slots that it could have."""
 
     def __init__(
         self,
@@ -259,7 +259,7 @@ class WaitQueue:
         confined = waiter.confined or [None] * len(waiter.record.apps)
         return any(
             has_room(fleet, shape, confined_rows(fleet, where, waiter.confined_among, rows))
-            for app, where in zip(waiter.record.apps, confined, strict=True)
+            for app, where in zip(map(self._bind, waiter.record.apps), confined, strict=True)
             if not has_no_pods(app)
             for shape in app.shapes
         )

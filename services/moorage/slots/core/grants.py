@@ -27,16 +27,16 @@ ANYWHERE = PlacedGuests({}, lambda _uid: "", lambda _node, _key: None)
 
 class SlotUse(NamedTuple):
     """A machine type in a cluster. `total`: its slots there that the mesh promises. `claims`: applications that the mesh placed into
-    its slots, with the slots of each by node. `kept`: slots that are for guests of windows. `last`: nodes of the reservations that
+    its slots, with the slots of each by node. `last`: nodes of the reservations that
     leave first. `usable`: nodes on which slots are granted. `parent`: the type in whose slots it lives. `windows`: the slots of each window by
-    node, which are some of those in `kept`; `in_windows`: claims that use these; `promised`: the slots that all other claims
-    have by node, those of an object once."""
+    node; `in_windows`: claims that use these; `promised`: the slots that all other claims have, those of an object once, by the time by
+    which their pods are gone (inf: nobody knows) and node; `lent`: these times by claim. `times`: by when guests may be gone to have slots
+    that windows keep for later, the first one first."""
 
     machine: str
     cluster: str
     total: int
     slots: Mapping[str, int]
-    kept: Mapping[str, int] = {}
     spans: Sequence[Span] = ()
     allow: Allow = Allow()
     claims: Mapping[str, Mapping[str, int]] = {}
@@ -45,7 +45,9 @@ class SlotUse(NamedTuple):
     parent: str = ""
     windows: Mapping[str, Mapping[str, int]] = {}
     in_windows: frozenset[str] = frozenset()
-    promised: Mapping[str, int] = {}
+    promised: Mapping[float, Mapping[str, int]] = {}
+    lent: Mapping[str, int] = {}
+    times: Sequence[int] = ()
 
 
 @dataclass(slots=True)
@@ -140,14 +142,16 @@ def _grant(
     own = reservation_claim(use.machine, use.cluster)
     for claim, nodes in use.claims.items():
         open_places = sum(nodes.values()) - sum(in_claims.get(claim, {}).values())
-        holders += [Holder()] * max(0, open_places)
+        end = use.lent.get(claim)
+        holders += [Holder(end=end)] * max(0, open_places if end is None or end > now else 0)
     enters: dict[Holder, bool] = {}  # whether guests of a kind may enter beside those who have slots now
     for guest in waiting:
         refusal = refusal_of(use, guest, now)
         if refusal is not None:
             plan.waiting.append(refusal)
             continue
-        if guest.claim in use.claims:
+        until = end_of(now, guest.seconds, guest.grace)
+        if guest.claim in use.claims and (until or inf) <= use.lent.get(guest.claim, inf):
             node = _node_of_claim(use, in_claims, guest, placed)
             if node is None:
                 text = "all slots that its application has are in use, or rules about other guests keep it off"
@@ -155,21 +159,22 @@ def _grant(
                 continue
             slot = granted_slot(use, guest, node, now)
         else:
-            until = end_of(now, guest.seconds, guest.grace)
             holder = Holder(guest.window, until)
             if holder not in enters:
                 enters[holder] = may_enter(use.total, use.spans, holders, holder, now)
             if not enters[holder]:
                 plan.waiting.append(_why_not(use, guest, holders, now))
                 continue
-            pool, node, apart = _free_node(use, guest, until, free, placed)
+            # Slots that windows keep for later are free again by then.
+            before = next((time for time in use.times if until is not None and until <= time and not guest.window), 0)
+            node = free.first(guest, before, placed)
             if node is None:
                 plan.waiting.append(short_of(guest, _nothing_free(use, guest, placed)))
                 continue
-            free.take(pool, node, until, apart=apart)
+            free.take(guest.window, node, until)
             holders.append(holder)
             enters = {holder: False for holder, enter in enters.items() if not enter}
-            slot = granted_slot(use, guest, node, now, pool=pool, apart=apart, claim=own)
+            slot = granted_slot(use, guest, node, now, pool=guest.window, before=before, claim=own)
         by_node = in_claims.setdefault(slot.claim, {})
         by_node[slot.node] = by_node.get(slot.node, 0) + 1
         placed.put(guest.uid, slot.node)
@@ -183,7 +188,7 @@ def granted_slot(
     now: float,
     *,
     pool: str = "",
-    apart: bool = False,
+    before: int = 0,
     claim: str = "",
 ) -> GrantedSlot:
     own = reservation_claim(use.machine, use.cluster)
@@ -200,7 +205,7 @@ def granted_slot(
         project=guest.project,
         window=guest.window,
         pool=pool,
-        apart=apart,
+        before=before,
         not_before=span.begin if span is not None else 0.0,
         until=min(until or span.end, span.end) if span is not None else until,
         at=now,
@@ -286,27 +291,6 @@ def may_use(guest: GuestReport, node: str, placed: PlacedGuests) -> bool:
     return guest.node == node or placed.allows(guest.uid, node)
 
 
-def _free_node(
-    use: SlotUse, guest: GuestReport, until: float | None, free: _Free, placed: PlacedGuests
-) -> tuple[str, str | None, bool]:
-    """Returns the window whose slot it is, the node, and whether `slots` alone counts it."""
-    allowed = None if guest.nodes is None else frozenset(guest.nodes)
-
-    def may_go(node: str) -> bool:
-        if allowed is not None and node not in allowed:
-            return False
-        return guest.node == node or placed.allows(guest.uid, node)
-
-    if (node := free.first(guest.window, may_go)) is not None:
-        return guest.window, node, False
-    if not guest.window and until is not None:
-        # A slot that a window keeps for later: it is free again by then.
-        for node in filter(may_go, free.kept):
-            if free.lends(node, until):
-                return "", node, True
-    return "", None, False
-
-
 class _Free:
     """The slots that this plan has not given yet."""
 
@@ -316,43 +300,41 @@ class _Free:
         self._use, self._offered, self._now = use, offered, now
         #: Those of reservations that leave first come first, so that no other has to move.
         self._order = [n for n in dict.fromkeys((*use.last, *use.slots)) if n in use.slots and n in use.usable]
-        #: By window, nodes that may have free slots yet: a plan only takes of them.
+        #: By resource, nodes that may have free slots yet: a plan only takes of them.
         self._open: dict[str, list[str]] = {}
-        #: Nodes with slots that windows keep.
-        self.kept = [node for node in self._order if use.kept.get(node, 0) > 0]
         self._taken: dict[tuple[str, str], int] = {}
         self._ends: dict[str, list[float]] = {}  # node → when those are over for whom no window keeps their slot
         for slot in stays:
             if not (slot.pool or slot.alone or slot.claim in use.in_windows):
                 self._ends.setdefault(slot.node, []).append(slot.until or inf)
-        plain = [in_claims.get(claim, {}) for claim in use.claims if claim not in use.in_windows]
-        for node, count in use.promised.items():
-            pods = sum(nodes.get(node, 0) for nodes in plain)
-            self._ends.setdefault(node, []).extend([inf] * (count - pods))
+        for time, promised in use.promised.items():
+            claims = [claim for claim in use.claims.keys() - use.in_windows if use.lent.get(claim, inf) == time]
+            for node, count in promised.items():
+                pods = sum(in_claims.get(claim, {}).get(node, 0) for claim in claims)
+                self._ends.setdefault(node, []).extend([time] * (count - pods))
 
-    def first(self, pool: str, may_go: Callable[[str], bool]) -> str | None:
+    def first(self, guest: GuestReport, before: int, placed: PlacedGuests) -> str | None:
         """Returns the first node with a free slot, of those where a guest may go."""
-        left, at = self._open.setdefault(pool, list(self._order)), 0
+        resource = slot_resource(self._use.machine, guest.window, before)
+        left, at = self._open.setdefault(resource, list(self._order)), 0
+        allowed = None if guest.nodes is None else frozenset(guest.nodes)
         while at < len(left):
-            if not may_go(left[at]):
+            node = left[at]
+            if (allowed is not None and node not in allowed) or not (
+                guest.node == node or placed.allows(guest.uid, node)
+            ):
                 at += 1
-            elif self.offers(pool, left[at]):
+            elif self._offers(resource, guest.window, node):
                 return left[at]
             else:
                 del left[at]
         return None
 
-    def offers(self, pool: str, node: str) -> bool:
-        resource = slot_resource(self._use.machine, pool)
+    def _offers(self, resource: str, pool: str, node: str) -> bool:
         if self._offered(NodeKey(self._use.cluster, node), resource) <= self._taken.get((pool, node), 0):
             return False
         begins = (span.begin for span in self._use.spans if span.window.name == pool)
         return all(self._unused(node, max(begin, self._now)) >= 0 for begin in begins)
-
-    def lends(self, node: str, until: float) -> bool:
-        """Returns whether a node has a slot that windows keep and that none of them needs until then."""
-        times = [self._now, *(span.begin for span in self._use.spans if self._now < span.begin < until)]
-        return all(self._unused(node, time) > 0 for time in times)
 
     def _unused(self, node: str, time: float) -> int:
         """Returns how many slots of a node nobody has at a time, and no window."""
@@ -362,8 +344,7 @@ class _Free:
         )
         return use.slots.get(node, 0) - kept - sum(end > time for end in self._ends.get(node, ()))
 
-    def take(self, pool: str, node: str, until: float | None, *, apart: bool) -> None:
+    def take(self, pool: str, node: str, until: float | None) -> None:
         if not pool:
             self._ends.setdefault(node, []).append(until or inf)
-        if not apart:
-            self._taken[pool, node] = self._taken.get((pool, node), 0) + 1
+        self._taken[pool, node] = self._taken.get((pool, node), 0) + 1

@@ -17,9 +17,9 @@ from .dependent_types import limits, places_alone
 from .layout import PATIENCE, NodeCounts, NodeKey, PooledNode, TypeLayout, lay_out
 from .mesh_machines import SlotParts, StoredMachine, share_of
 from .planner import FleetRoom, Planner, children_sizes, dependents, is_usable, window_projects
-from .slot_pods import SlotsInUse, ends_beside_windows
+from .slot_pods import SlotsInUse, ends_beside_windows, lent_slots
 from .state import ClusterMachines
-from .window_slots import by_window, less, set_aside
+from .window_slots import by_window, less, set_aside, slots_before, times_of
 
 
 @dataclass(slots=True)
@@ -86,12 +86,15 @@ def _reserve(
     spans = [span for span in map(Span.of, kind.windows) if span.end > now]
     ends = ends_beside_windows(ledger, stored.machine, kind.name, stored.clusters, promised)
     held = _windows_now(key, stored.clusters, ledger)
-    kept, windows = by_window(spans, less(layout.slots, offline), held, ends, now)
+    free = less(layout.slots, offline)
+    kept, windows = by_window(spans, free, held, ends)
+    lent = lent_slots(ledger, key, stored.clusters)
+    before_windows = slots_before(times_of(spans, now), free, spans, windows, lent, now)
     apart = places_alone(stored.machine, kind.name, offline, in_use.alone)
     most = limits(
         stored.machine,
         kind.name,
-        less(less(layout.slots, offline), kept),
+        less(free, kept),
         in_use.pods,
         allowed,
         apart,
@@ -108,6 +111,7 @@ def _reserve(
             offline=_in(cluster, offline),
             kept=_in(cluster, kept),
             windows={name: here for name, nodes in windows.items() if (here := _in(cluster, nodes))},
+            before={time: _all_in(cluster, there) for time, there in before_windows.items()},
             allow=stored.machine.allow,
             window_projects=window_projects(kind),
         )
@@ -152,6 +156,10 @@ def _pooled(
     ready = report.condition == "Ready" and node.mode == "ready"
     waits = report.condition == "NotReady" and node.mode == "ready" and now - report.since < PATIENCE
     return PooledNode(key, node.machine_types, ready or waits, ready and is_usable(fleet, key))
+
+
+def _all_in(cluster: str, nodes: NodeCounts) -> dict[str, int]:
+    return {node.name: count for node, count in nodes.items() if node.cluster == cluster}
 
 
 def _in(cluster: str, nodes: NodeCounts) -> dict[str, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from types import MappingProxyType
 
 import msgspec
@@ -31,9 +32,16 @@ from .dependent_types import limits, places_alone, types_below
 from .grants import GrantPlan, SlotUse, plan_grants, short_of
 from .layout import PATIENCE, NodeCounts, NodeKey, PooledNode, TypeLayout, lay_out
 from .mesh_machines import StoredMachine
-from .slot_pods import SlotsInUse, claims_within, ends_beside_windows, slots_of_objects
+from .slot_pods import (
+    SlotsInUse,
+    claims_within,
+    ends_beside_windows,
+    lent_slots,
+    slots_of_objects,
+    times_of_claims,
+)
 from .state import ClusterMachines
-from .window_slots import by_window, less, set_aside
+from .window_slots import by_window, less, set_aside, slots_before, times_of
 
 
 @dataclass(slots=True)
@@ -303,13 +311,15 @@ class Planner:
             for window, nodes in (before.windows if before is not None else {}).items()
         }
         ends = ends_beside_windows(self._ledger, machine, name, (self._cluster.name,), in_use.promised[name])
-        kept, windows = by_window(spans, less(layout.slots, offline), held, ends, self._now)
+        free = less(layout.slots, offline)
+        kept, windows = by_window(spans, free, held, ends)
+        lent = lent_slots(self._ledger, key, (self._cluster.name,))
+        before_windows = slots_before(times_of(spans, self._now), free, spans, windows, lent, self._now)
         found = sizes(machine)
-        places = less(less(layout.slots, offline), kept)
         most = limits(
             machine,
             machine_type.name,
-            places,
+            less(free, kept),
             in_use.pods,
             self.allowed(machine, machine_type.name),
             places_alone(machine, machine_type.name, offline, in_use.alone),
@@ -324,6 +334,9 @@ class Planner:
             offline=_names(offline),
             kept=_names(kept),
             windows={name: _names(nodes) for name, nodes in windows.items()},
+            before={
+                time: {node.name: count for node, count in there.items()} for time, there in before_windows.items()
+            },
             allow=machine.allow,
             window_projects=window_projects(machine_type),
         )
@@ -348,19 +361,31 @@ class Planner:
             if (left := count - offline.get(node, 0)) > 0
         }
         claims = claims_within(self._ledger, claim)
-        in_windows = frozenset(ident for ident in claims if not self._uses(ident, slot_resource(key)))
+        lent = times_of_claims(self._ledger, claims)
+        in_windows = frozenset(i for i in claims if i not in lent and not self._uses(i, slot_resource(key)))
+        windows = reserved.windows if reserved is not None else {}
+        here = {
+            name: sum(nodes.values()) for name, nodes in windows.items()
+        }  # of a Machine of the mesh others may be elsewhere
+        times = sorted(time for time in (reserved.before if reserved is not None else ()) if time > self._now)
         return SlotUse(
             machine=key,
             cluster=self._cluster.name,
             total=sum(slots.values()),
             slots=slots,
-            kept=reserved.kept if reserved is not None else {},
-            windows=reserved.windows if reserved is not None else {},
-            spans=_spans(kind) if kind is not None else [],
+            windows=windows,
+            spans=[s._replace(slots=here.get(s.window.name, 0)) for s in _spans(kind)] if kind is not None else [],
             allow=machine.allow if machine is not None else Allow(),
             claims=claims,
             in_windows=in_windows,
-            promised=slots_of_objects(self._ledger, {i: nodes for i, nodes in claims.items() if i not in in_windows}),
+            promised={
+                time: slots_of_objects(
+                    self._ledger, {i: claims[i] for i in claims if i not in in_windows and lent.get(i, inf) == time}
+                )
+                for time in {inf, *lent.values()}
+            },
+            lent=lent,
+            times=times,
             last=self._cluster.held[key].last if key in self._cluster.held else (),
             usable=frozenset(ready),
         )

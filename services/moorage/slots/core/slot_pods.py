@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 from moorage.ledger import Ledger
 from moorage.ledger.families import Family
-from moorage.model.machine_slots import reservation_claim, slot_resource
+from moorage.model.machine_slots import gone_by, reservation_claim, slot_resource
 from moorage.model.machines import Machine
+from moorage.model.slots import Slot
 
 from .dependent_types import in_use
 from .layout import NodeCounts, NodeKey
-from .window_slots import SlotEnds
 
 
 class SlotsInUse(NamedTuple):
@@ -68,30 +68,55 @@ def given_alone(ledger: Ledger, machine: Machine, clusters: Iterable[str]) -> di
 
 def ends_beside_windows(
     ledger: Ledger, machine: Machine, name: str, clusters: Iterable[str], promised: NodeCounts
-) -> SlotEnds:
-    """Returns when those are over who have slots of a type that no window keeps for them; applications never are. `promised`: all slots
-    that somebody has, also by pods of types that live in them."""
+) -> dict[NodeKey, list[float]]:
+    """Returns when those are over who have slots of a type that no window keeps for them. `promised`: all slots that somebody has, also by
+    pods of types that live in them."""
     ends: dict[NodeKey, list[float]] = {}
-    lent: dict[NodeKey, list[float]] = {}
-    others = dict(promised)
+    others, key = dict(promised), f"{machine.group}/{name}"
     for cluster in clusters:
-        key = f"{machine.group}/{name}"
         claim = reservation_claim(key, cluster)
         for slot in ledger.machines.guests_of(claim):
             if slot.claim == claim and not slot.alone:
                 node = NodeKey(cluster, slot.node)
                 others[node] = others.get(node, 0) - 1
                 if not slot.pool:
-                    (lent if slot.apart else ends).setdefault(node, []).append(slot.until or inf)
+                    ends.setdefault(node, []).append(slot.until or inf)
         for ident in ledger.machines.within.get(claim, ()):
             for used in ledger.claims[ident].claim.slots:
-                if slot_resource(key) not in used.resources:  # it is one of a window
+                if slot_resource(key) not in used.resources:  # it is one of a window, or for some time only
                     node = NodeKey(cluster, used.node)
                     others[node] = others.get(node, 0) - used.count
+                    if time := _gone_by(used):
+                        ends.setdefault(node, []).extend([time] * used.count)
     for node, count in others.items():
         if count > 0:
             ends.setdefault(node, []).extend([inf] * count)
-    return SlotEnds(ends, lent)
+    return ends
+
+
+def lent_slots(ledger: Ledger, key: str, clusters: Iterable[str]) -> dict[int, NodeCounts]:
+    """Returns the slots of a type that somebody has who is gone by a time, by that time and node."""
+    found: dict[int, NodeCounts] = {}
+    for cluster in clusters:
+        claim = reservation_claim(key, cluster)
+        taken = [(slot.before, slot.node, 1) for slot in ledger.machines.guests_of(claim) if slot.takes]
+        for ident in ledger.machines.within.get(claim, ()):
+            taken += [(_gone_by(slot), slot.node, slot.count) for slot in ledger.claims[ident].claim.slots]
+        for time, name, count in taken:
+            if time:
+                node, there = NodeKey(cluster, name), found.setdefault(time, {})
+                there[node] = there.get(node, 0) + count
+    return found
+
+
+def times_of_claims(ledger: Ledger, claims: Iterable[str]) -> dict[str, int]:
+    """Returns the claims whose pods have to be gone by a time."""
+    times = {ident: max(map(_gone_by, ledger.claims[ident].claim.slots), default=0) for ident in claims}
+    return {ident: time for ident, time in times.items() if time}
+
+
+def _gone_by(slot: Slot) -> int:
+    return max(map(gone_by, slot.resources), default=0)
 
 
 def _of_type(ledger: Ledger, key: str, cluster: str, *, alone: bool) -> NodeCounts:

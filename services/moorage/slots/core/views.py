@@ -169,7 +169,7 @@ class MachineViews:
                 slot_resource(machine_key(machine.group, other)): by_node.get(NodeKey(cluster, node), 0)
                 for other, by_node in pods.items()
             }
-            empty = reserved.shared(node)
+            empty = reserved.at_times(()).shared(node)
             types = tuple(
                 kind if kind.most is None else kind._replace(most=kind.most + alone.get(kind.resource, {}).get(node, 0))
                 for kind in empty.types

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
 
 from moorage.machine_groups.windows import Span
 
@@ -31,36 +30,21 @@ def less(slots: NodeCounts, taken: NodeCounts) -> NodeCounts:
     return {node: left for node, count in slots.items() if (left := count - taken.get(node, 0)) > 0}
 
 
+#: When those are over who have slots that no window keeps for them, by node.
 Ends = Mapping[NodeKey, Sequence[float]]
-
-
-class SlotEnds(NamedTuple):
-    """The times when guests end whose slots no window keeps for them, by node. `lent`: those whose slots windows keep later."""
-
-    others: Ends = MappingProxyType({})
-    lent: Ends = MappingProxyType({})
-
-
-#: Nobody has slots.
-NOBODY = SlotEnds()
 
 
 def by_window(
     spans: Sequence[Span],
     slots: NodeCounts,
     held: Mapping[str, NodeCounts] = MappingProxyType({}),
-    ends: SlotEnds = NOBODY,
-    now: float = 0.0,
+    ends: Ends = MappingProxyType({}),
 ) -> tuple[NodeCounts, dict[str, NodeCounts]]:
     """Returns the slots that windows keep from everyone else, and those of each window. Windows that overlap have different ones; a slot
     serves one window after the other. `held`: those that windows have now. A window gets slots that nobody has when it begins, as
-    far as there are any, of these those that it has now. Slots that are lent are kept until nobody has them."""
+    far as there are any, of these those that it has now."""
     places = [(node, 0.0) for node, count in slots.items() for _ in range(count)]
-    busy = [
-        end
-        for node, count in slots.items()
-        for end in _of_places(count, [*ends.others.get(node, ()), *ends.lent.get(node, ())])
-    ]
+    busy = [end for node, count in slots.items() for end in _of_places(count, ends.get(node, ()))]
     kept: set[int] = set()
     windows: dict[str, NodeCounts] = {}
     for span in sorted(spans, key=lambda span: (span.begin, span.window.name)):
@@ -83,15 +67,36 @@ def by_window(
     for number in kept:
         node = places[number][0]
         taken[node] = taken.get(node, 0) + 1
-    for node, lent in ends.lent.items():
-        needed = (
-            sum(windows[span.window.name].get(node, 0) for span in spans if span.begin <= time < span.end)
-            + sum(end > time for end in lent)
-            for time in (now, *(span.begin for span in spans if span.begin > now))
-        )
-        if most := min(slots.get(node, 0), max(taken.get(node, 0), *needed)):
-            taken[node] = most
     return taken, windows
+
+
+def slots_before(
+    times: Iterable[int],
+    slots: NodeCounts,
+    spans: Sequence[Span],
+    windows: Mapping[str, NodeCounts],
+    lent: Mapping[int, NodeCounts],
+    now: float,
+) -> dict[int, NodeCounts]:
+    """Returns by each time the slots that no window has before it. `lent`: who has some of these already; of a time that is over they keep
+    what they have, which is nobody else's loss."""
+    found: dict[int, NodeCounts] = {}
+    for time in {*times, *lent}:
+        if time <= now:
+            found[time] = {node: count + lent.get(time, {}).get(node, 0) for node, count in slots.items()}
+            continue
+        moments = (now, *(span.begin for span in spans if now < span.begin < time))
+        there = [[s.window.name for s in spans if s.begin <= moment < s.end] for moment in moments]
+        found[time] = {
+            node: max(0, count - max(sum(windows.get(name, {}).get(node, 0) for name in names) for names in there))
+            for node, count in slots.items()
+        }
+    return found
+
+
+def times_of(spans: Iterable[Span], now: float) -> set[int]:
+    """Returns when windows begin: who is gone by then may have their slots."""
+    return {int(span.begin) for span in spans if span.begin > now}
 
 
 def _of_places(count: int, ends: Sequence[float]) -> list[float]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from moorage.model.candidates import MAX_ORDER
-from moorage.model.machine_slots import machine_of, opened_resource
+from moorage.model.machine_slots import machine_of, opened_resource, slot_resource
 from moorage.sdk import Allowed, Answer, Ask, Fleet, Mask, Reason, Shape, ShapedApp, allow, answer, deny
 
 NAME = "machine"
@@ -87,13 +87,17 @@ def _not_allowed(app: str, shape: Shape, resource: str, project: str, closed: Ma
     return Reason(
         code="NotAllowed",
         app=app,
-        consumer=next((need.consumer for need in shape.needs if need.name == resource), ""),
-        need=resource,
+        consumer=_consumer(shape, resource),
+        need=slot_resource(machine, window),
         clusters=int(closed.sum()),
         samples=samples,
         by=NAME,
         message=f"{name} is for {who} only; this is project {project}{own}",
     )
+
+
+def _consumer(shape: Shape, resource: str) -> str:
+    return next((need.consumer for need in shape.needs if machine_of(need.name) == machine_of(resource)), "")
 
 
 def _free_slots(fleet: Fleet, resource: str) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], bool]:
@@ -121,15 +125,14 @@ def _reason(
     machine, window = found
     name = f"{machine} in the window {window}" if window else machine
     best = int(free[short].max(initial=0))
-    consumer = next((need.consumer for need in shape.needs if need.name == resource), "")
     slots = f"{needed} slot{'s' if needed > 1 else ''} of {name}"
     has = f"the best of these clusters has {best} free" if known else "no cluster has any"
     message = f"needs {slots}; {has}"
     return Reason(
         code="SlotShort" if known else "MachineUnknown",
         app=app,
-        consumer=consumer,
-        need=resource,
+        consumer=_consumer(shape, resource),
+        need=slot_resource(machine, window),
         clusters=int(short.sum()),
         samples=[fleet.names[cid] for cid in np.flatnonzero(short)[:SAMPLES].tolist()],
         needed=str(needed),
