@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from random import Random
 
+import msgspec
 import pytest
 
 from moorage.fleet import normalize_node
@@ -214,6 +215,35 @@ def test_slots_of_windows_and_of_the_cluster_are_not_offered_to_everyone() -> No
     assert world.free("n-0", slot_resource(MACHINE, "night")) == 0
     assert world.grant(guest("v", apart=True)) and world.free("n-0", SLOT) == 1
     assert machine_of(slot_resource(MACHINE, "night")) == (MACHINE, "night") and machine_of("cpu") is None
+
+
+def test_slots_that_a_window_keeps_are_lent_to_who_is_gone_before() -> None:
+    def leased(ident: str, time: int) -> Decision:
+        decision = app(ident)
+        decision.claims[0].slots[0].resources = {slot_resource(MACHINE, before=time): 1}
+        return decision
+
+    world, soon, later = World(), 1_000, 2_000
+    kept = msgspec.structs.replace(reserved(n_0=3), kept={"n-0": 2}, before={soon: {"n-0": 3}, later: {"n-0": 2}})
+    assert world.reserve(kept) and world.writer.fleet.slot_times == {MACHINE: (soon, later)}
+
+    def free() -> tuple[int, int, int]:
+        return tuple(world.free("n-0", slot_resource(MACHINE, before=time)) for time in (soon, later, 0))  # type: ignore[return-value]
+
+    assert free() == (3, 2, 1)
+    assert world.decide(leased("a", soon)) and free() == (2, 2, 1), "it leaves others what it cannot have anyway"
+    assert world.grant(msgspec.structs.replace(guest("u"), before=later)) and free() == (1, 1, 1)
+    assert not world.decide(app("two", count=2)) and world.decide(app("b")) and free() == (0, 0, 0)
+    assert not world.decide(leased("c", soon)) and not world.grant(guest("v"))
+    fewer = msgspec.structs.replace(kept, slots={"n-0": 2})
+    entry = SlotReservations(id="fewer", generation=1, reserved=[fewer])
+    assert not world.capacity.keeps_slots(entry), "three have slots"
+    entry.reserved = [msgspec.structs.replace(kept, before={soon: {"n-0": 3}})]
+    assert not world.capacity.keeps_slots(entry), "somebody has slots until then"
+    world.reload()
+    assert free() == (0, 0, 0)
+    world.reserve(reserved())
+    assert world.writer.fleet.slot_times == {}
 
 
 def test_the_fleet_knows_who_may_use_slots() -> None:

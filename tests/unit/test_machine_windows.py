@@ -14,8 +14,8 @@ import pytest
 from moorage.ledger.families import add
 from moorage.ledger.machine_room import occupied
 from moorage.ledger.shared_room import taken_with
-from moorage.machine_groups.windows import AHEAD, Holder, Span, may_enter
-from moorage.model.machine_slots import GrantedSlot, ReservedSlots
+from moorage.machine_groups.windows import AHEAD, MARGIN, Holder, Span, may_enter
+from moorage.model.machine_slots import GrantedSlot, ReservedSlots, slot_resource
 from moorage.model.machines import GuestReport, Window
 from moorage.slots.core.grants import SlotUse, plan_grants
 from moorage.slots.core.layout import NodeCounts, NodeKey
@@ -120,7 +120,47 @@ class Cluster:
         self.held: dict[str, GrantedSlot] = {}
         self.guests: dict[str, GuestReport] = {}
         self.windows: dict[str, NodeCounts] = {}
+        self.claims: dict[str, tuple[str, int]] = {}  # of applications: the node, and by when their pods are gone
+        self.now = 0.0
         self.made = 0
+
+    def free_until(self, node: NodeKey, end: int) -> int:
+        """Returns the slots that nobody has, and no window, at any moment until then."""
+        ends = [
+            s.until or inf
+            for s in self.held.values()
+            if s.node == node.name and not s.pool and s.claim not in self.claims
+        ]
+        ends += [time for where, time in self.claims.values() if where == node.name]
+        moments = [self.now, *(span.begin for span in self.spans if self.now < span.begin < end)]
+        return self.slots[node] - max(
+            sum(e > m for e in ends)
+            + sum(self.windows[s.window.name].get(node, 0) for s in self.spans if s.begin <= m < s.end)
+            for m in moments
+        )
+
+    def decide(self, seconds: int, *, exact: bool) -> None:
+        """Places an application where a slot is free until it ends, if there is one."""
+        time = next((time for time in sorted(self.reserved.before) if time >= self.now + seconds + MARGIN), 0)
+        resource = slot_resource(MACHINE, before=time)
+        free = [node for node in self.slots if self.offered(node, resource) > 0]
+        if time and exact:
+            assert all(self.offered(node, resource) == self.free_until(node, time) for node in self.slots)
+        if free and time:
+            self.made += 1
+            self.claims[f"claim-{self.made}"] = free[0].name, time
+
+    def start(self, claim: str, seconds: int) -> None:
+        """The pod of an application comes, maybe late."""
+        self.guest(seconds=seconds)
+        uid, guest = self.guests.popitem()
+        self.guests[uid] = msgspec.structs.replace(guest, claim=claim)
+
+    def delete(self, claim: str) -> None:
+        del self.claims[claim]
+        for uid in [uid for uid, guest in self.guests.items() if guest.claim == claim]:
+            del self.guests[uid]
+            self.held.pop(uid, None)
 
     def guest(self, window: str = "", seconds: int = 0) -> None:
         self.made += 1
@@ -134,6 +174,7 @@ class Cluster:
         new = window(name, self.rng.randint(1, max(1, self.total)), begin, self.rng.randint(begin + 1, STEPS + 2))
         spans = [*self.spans, new]
         holders = [Holder(slot.window, slot.until or None) for slot in self.held.values()]
+        holders += [Holder(end=time) for _, time in self.claims.values()]
         if all(
             kept_at(spans, later) + sum(alive(holder, spans, later) for holder in holders) <= self.total
             for later in range(step, STEPS + 2)
@@ -145,25 +186,33 @@ class Cluster:
         add(totals, self.reserved.offered(node.name), -1)
         for slot in self.held.values():
             add(totals, slot.takes if slot.node == node.name else {})
+        for where, time in self.claims.values():
+            add(totals, {slot_resource(MACHINE, before=time): 1} if where == node.name else {})
         return -taken_with(totals, (occupied(self.reserved, node.name, totals),)).get(resource, 0)
 
     def step(self, now: float) -> None:
+        self.now = now
         for uid in [uid for uid, slot in self.held.items() if slot.until and slot.until <= now]:
             del self.held[uid], self.guests[uid]
         ends, lent = dict[NodeKey, list[float]](), dict[int, NodeCounts]()
         for slot in self.held.values():
             node = NodeKey(CLUSTER, slot.node)
-            if not slot.pool:
+            if not slot.pool and slot.claim not in self.claims:
                 ends.setdefault(node, []).append(slot.until or inf)
-            if slot.before:
+            if slot.before and slot.takes:
                 lent.setdefault(slot.before, {}).setdefault(node, 0)
                 lent[slot.before][node] += 1
+        for where, time in self.claims.values():
+            node = NodeKey(CLUSTER, where)
+            ends.setdefault(node, []).append(time)
+            lent.setdefault(time, {}).setdefault(node, 0)
+            lent[time][node] += 1
         future = [span for span in self.spans if span.end > now]
         kept, self.windows = by_window(future, self.slots, self.windows, ends)
         before = slots_before(times_of(future, now), self.slots, future, self.windows, lent, now)
         self.reserved = ReservedSlots(machine=MACHINE, cluster=CLUSTER, slots=names(self.slots), kept=names(kept), windows={w: names(n) for w, n in self.windows.items()}, before={time: names(n) for time, n in before.items()})  # fmt: skip
         times = sorted(time for time in before if time > now)
-        use = SlotUse(MACHINE, CLUSTER, self.total, self.reserved.slots, spans=self.spans, usable=frozenset(self.reserved.slots), windows=self.reserved.windows, times=times)  # fmt: skip
+        use = SlotUse(MACHINE, CLUSTER, self.total, self.reserved.slots, spans=self.spans, usable=frozenset(self.reserved.slots), windows=self.reserved.windows, times=times, claims={c: {where: 1} for c, (where, _) in self.claims.items()}, lent={c: time for c, (_, time) in self.claims.items()}, promised={time: Counter(w for w, t in self.claims.values() if t == time) for time in lent})  # fmt: skip
         found = plan_grants(use, self.guests.values(), self.held, self.offered, now)
         assert not found.withdrawn and not found.observed
         for slot in found.granted:
@@ -187,6 +236,14 @@ def test_slots_are_lent_only_until_the_next_window_of_their_node(seed: int, late
         for _ in range(cluster.rng.randint(0, 3)):
             cluster.guest("", 0 if cluster.rng.random() < 0.3 else int(STEP * cluster.rng.randint(1, STEPS)))
         cluster.step(now)
+        if step:
+            for claim in [c for c in cluster.claims if cluster.rng.random() < 0.1]:
+                cluster.delete(claim)
+            due = [c for c in cluster.claims if all(g.claim != c for g in cluster.guests.values())]
+            for claim in [c for c in due if cluster.rng.random() < 0.7]:
+                cluster.start(claim, int(STEP * cluster.rng.randint(1, 3)))
+        for _ in range(cluster.rng.randint(0, 2)):
+            cluster.decide(int(STEP * cluster.rng.randint(1, STEPS)), exact=not later)
         if later and cluster.rng.random() < 0.3:
             cluster.add_window(step)
             cluster.step(now)

@@ -353,7 +353,10 @@ def test_a_window_is_for_its_guests_and_others_use_it_until_it_begins() -> None:
     assert {r.uid: r.code for r in found.waiting} == {"early": "WindowClosed", "plain": "WindowClosed"}
     fields["spans"] = [span("w", 2, 20, 5000)]
     found = plan(
-        [guest("in-time", window="w"), guest("endless", state="granted")], [slot("endless", 1)], {"w": 2}, **fields
+        [guest("in-time", window="w"), guest("endless", state="granted")],
+        [slot("endless", 1)],
+        {"w": 2},
+        **fields,  # type: ignore[arg-type]
     )
     assert [(s.uid, s.pool, s.not_before, s.until) for s in found.granted] == [("in-time", "w", NOW + 20, NOW + 5000)]
 

@@ -100,7 +100,7 @@ class MachineCapacity:
             reserved = self.ledger.machines.reserved.get(ident)
             if reserved is not None and reserved.before:
                 self._times_of[ident] = reserved.machine, tuple(reserved.before)
-                self._times.setdefault(reserved.machine, Counter()).update(reserved.before)
+                self._times.setdefault(reserved.machine, Counter()).update(reserved.before.keys())
                 machines.add(reserved.machine)
             if before:
                 self._times[machine].subtract(before)
