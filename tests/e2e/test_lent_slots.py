@@ -79,8 +79,14 @@ async def test_who_ends_before_a_window_begins_gets_what_it_keeps(mesh: Mesh, tm
     await until(lambda: states(mesh) == ["used"] * 2)
     reasons = mesh.http("/v1/groups/default/long/v1/default/why")["reasons"]
     assert {r["code"] for r in reasons} >= {"SlotShort"} and not any("<" in r["message"] for r in reasons), reasons
+    mesh.http("/v1/apply", application("timed", 2, kind="Deployment", window="w"))
+    await until(lambda: states(mesh) == ["granted"] * 2 + ["used"] * 2, what="those of the window have them after that")
     mesh.http("/v1/apply", application("more", maxRuntime="5m"))
-    await until(lambda: phase(mesh, "more") == "Pending")
+    mesh.http("/v1/apply", application("late"))
+    for name in ("more", "late"):
+        await until(lambda name=name: phase(mesh, name) == "Pending")  # type: ignore[misc]
+    assert mesh.run("delete", "application", "late").returncode == 0
+    assert mesh.run("delete", "application", "timed").returncode == 0
     assert mesh.run("delete", "application", "short").returncode == 0
     await until(lambda: phase(mesh, "more") == "Running", what="who waits gets what is lent again")
 

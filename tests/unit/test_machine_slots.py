@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from datetime import UTC, datetime
 from random import Random
 
 import msgspec
@@ -22,10 +23,11 @@ from moorage.model.claims import (
     Withdrawal,
 )
 from moorage.model.machine_slots import GrantedSlot, ReservedSlots, machine_of, reservation_claim, slot_resource
-from moorage.model.machines import Allow, Machine, MachineType, TypeSpec
+from moorage.model.machines import Allow, Machine, MachineType, TypeSpec, Window
 from moorage.model.slots import Slot
 from moorage.slots.core.layout import NodeKey
 from moorage.slots.core.planner import FleetRoom
+from moorage.slots.core.slot_pods import SlotsInUse
 from moorage_testkit.fleets import node, writer_of
 
 CLUSTER, MACHINE = "lab/one", "general/large"
@@ -244,6 +246,26 @@ def test_slots_that_a_window_keeps_are_lent_to_who_is_gone_before() -> None:
     assert free() == (0, 0, 0)
     world.reserve(reserved())
     assert world.writer.fleet.slot_times == {}
+
+
+def test_a_slot_that_one_has_after_the_other_is_in_use_once() -> None:
+    begin, end = (datetime.fromtimestamp(time, UTC).isoformat() for time in (2_000, 3_000))
+    window = Window(name="w", slots=2, from_=begin, until=end)
+    kind = MachineType(name="large", spec=TypeSpec(cpu="2", memory="1Gi"), available=3, windows=(window,))
+    world, group, name = World(), MACHINE.partition("/")[0], MACHINE.partition("/")[2]
+    machine = Machine(name="m", group=group, types=(msgspec.structs.replace(kind, name=name),))
+    slots = [slot_resource(MACHINE, before=2_000), slot_resource(MACHINE, "w"), SLOT]
+    for ident, resource in zip("abc", slots, strict=True):
+        decision = app(ident, count=2 if ident == "b" else 1)
+        decision.claims[0].slots[0].resources = {resource: 1}
+        world.fold(decision)
+
+    def in_use(now: float) -> int:
+        return SlotsInUse.read(world.ledger, machine, (CLUSTER,), now).promised[name][NodeKey(CLUSTER, "n-0")]
+
+    assert [in_use(now) for now in (1_000, 2_500, 3_500)] == [3, 3, 1]
+    world.fold(SlotGrants(id="g", generation=1, granted=[guest("u")]))
+    assert in_use(1_000) == 4
 
 
 def test_the_fleet_knows_who_may_use_slots() -> None:

@@ -36,7 +36,7 @@ def lay_out_over_clusters(
 ) -> MeshLayout:
     machine, found = stored.machine, MeshLayout()
     held: dict[str, NodeCounts] = {}
-    in_use = SlotsInUse.read(ledger, machine, stored.clusters)
+    in_use = SlotsInUse.read(ledger, machine, stored.clusters, now)
     allowed: dict[str, NodeCounts] = {}
     for cluster in stored.clusters:
         planner = Planner(fleet, ledger, clusters.get(cluster, ClusterMachines(cluster)), now)

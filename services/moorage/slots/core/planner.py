@@ -165,7 +165,7 @@ class Planner:
         for machine in self._own_machines():
             nodes = [self._pooled(machine, number) for number in range(len(machine.node_pool))]
             held = {t.name: self._held(f"{machine.group}/{t.name}") for t in machine.types}
-            in_use = SlotsInUse.read(self._ledger, machine, (self._cluster.name,))
+            in_use = SlotsInUse.read(self._ledger, machine, (self._cluster.name,), self._now)
             layouts = lay_out(machine, nodes, held, in_use.used(), FleetRoom(self._fleet, self._ledger, machine))
             for machine_type in machine.types:
                 layout = layouts.get(machine_type.name)
@@ -405,7 +405,7 @@ class Planner:
             )
         most = reserved.dependents[key].most if reserved is not None and key in reserved.dependents else None
         above = found[name].per_parent
-        promised = SlotsInUse.read(self._ledger, machine, (cluster,)).promised
+        promised = SlotsInUse.read(self._ledger, machine, (cluster,), self._now).promised
         return SlotUse(
             machine=key,
             cluster=cluster,

@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 from moorage.ledger import Ledger
 from moorage.ledger.families import Family
-from moorage.model.machine_slots import gone_by, reservation_claim, slot_resource
-from moorage.model.machines import Machine
+from moorage.machine_groups.windows import Span
+from moorage.model.machine_slots import gone_by, machine_of, reservation_claim, slot_resource
+from moorage.model.machines import Machine, MachineType
 from moorage.model.slots import Slot
 
 from .dependent_types import in_use
@@ -25,9 +26,9 @@ class SlotsInUse(NamedTuple):
     alone: dict[str, NodeCounts]
 
     @classmethod
-    def read(cls, ledger: Ledger, machine: Machine, clusters: Iterable[str]) -> SlotsInUse:
+    def read(cls, ledger: Ledger, machine: Machine, clusters: Iterable[str], now: float) -> SlotsInUse:
         names = list(clusters)
-        pods = pods_in_slots(ledger, machine, names, alone=False)
+        pods = pods_in_slots(ledger, machine, names, alone=False, now=now)
         return cls(pods, in_use(machine, pods), given_alone(ledger, machine, names))
 
     def used(self) -> dict[str, NodeCounts]:
@@ -40,14 +41,15 @@ class SlotsInUse(NamedTuple):
 
 
 def pods_in_slots(
-    ledger: Ledger, machine: Machine, clusters: Iterable[str], *, alone: bool = True
+    ledger: Ledger, machine: Machine, clusters: Iterable[str], *, alone: bool = True, now: float = inf
 ) -> dict[str, NodeCounts]:
-    """Returns how many slots of each type guests and applications have, by node. `alone`: also those that clusters gave them alone."""
+    """Returns how many slots of each type guests and applications have, by node. `alone`: also those that clusters gave them alone. `now`: of
+    slots that one has after the other as many as are used at once from then on."""
     return {
         kind.name: {
             node: count
             for cluster in clusters
-            for node, count in _of_type(ledger, f"{machine.group}/{kind.name}", cluster, alone=alone).items()
+            for node, count in _of_type(ledger, f"{machine.group}/{kind.name}", kind, cluster, now, alone=alone).items()
         }
         for kind in machine.types
     }
@@ -119,21 +121,40 @@ def _gone_by(slot: Slot) -> int:
     return max(map(gone_by, slot.resources), default=0)
 
 
-def _of_type(ledger: Ledger, key: str, cluster: str, *, alone: bool) -> NodeCounts:
+def _of_type(ledger: Ledger, key: str, kind: MachineType, cluster: str, now: float, *, alone: bool) -> NodeCounts:
+    spans = {window.name: Span.of(window)[1:3] for window in kind.windows} if now < inf else {}
+
+    def times(resource: str) -> tuple[float, float]:
+        """Returns from when until when somebody has a slot."""
+        _, window = machine_of(resource) or ("", "")
+        return spans.get(window, (0.0, (gone_by(resource) if now < inf else 0) or inf))
+
     claim = reservation_claim(key, cluster)
-    found: NodeCounts = {}
+    found: dict[tuple[float, float], NodeCounts] = {}
     within = claims_within(ledger, claim)
     for slot in ledger.machines.guests_of(claim):
         if slot.alone and not alone:
             continue
         # A cluster that was cut off may have given a pod of an application another slot than the mesh.
         if slot.claim == claim or (slot.alone and slot.node not in within.get(slot.claim, {})):
-            node = NodeKey(cluster, slot.node)
-            found[node] = found.get(node, 0) + 1
-    for name, count in slots_of_objects(ledger, within).items():
-        node = NodeKey(cluster, name)
-        found[node] = found.get(node, 0) + count
-    return found
+            node, there = NodeKey(cluster, slot.node), found.setdefault(times(next(iter(slot.takes), "")), {})
+            there[node] = there.get(node, 0) + 1
+    claims: dict[tuple[float, float], dict[str, dict[str, int]]] = {}
+    for ident, nodes in within.items():
+        resources = {name for slot in ledger.claims[ident].claim.slots for name in slot.resources if machine_of(name)}
+        claims.setdefault(times(max(resources, default="")), {})[ident] = nodes
+    for when, some in claims.items():
+        there = found.setdefault(when, {})
+        for name, count in slots_of_objects(ledger, some).items():
+            node = NodeKey(cluster, name)
+            there[node] = there.get(node, 0) + count
+    moments = [now, *(begin for begin, _ in found if begin > now)] if now < inf else [0.0]
+    most: NodeCounts = {}
+    for moment in moments:
+        for node in {node for there in found.values() for node in there}:
+            there_then = sum(n.get(node, 0) for (begin, end), n in found.items() if begin <= moment < end)
+            most[node] = max(there_then, most.get(node, 0))
+    return {node: count for node, count in most.items() if count}
 
 
 def slots_of_objects(ledger: Ledger, claims: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
