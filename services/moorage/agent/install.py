@@ -7,7 +7,7 @@ import asyncio
 import os
 import socket
 from base64 import b64decode
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any
 
 import msgspec
@@ -20,12 +20,12 @@ from moorage.kube import (
     ApiResource,
     LeaderElector,
     LeaderTerm,
+    Say,
     Unreachable,
-    apply,
     apply_order,
 )
 from moorage.model.desired_state import DesiredApp
-from moorage.model.object_names import INSTALLER, NAMESPACE
+from moorage.model.object_names import NAMESPACE
 from moorage.model.status import Confirm
 
 from .app_reconciler import AppReconciler
@@ -39,20 +39,8 @@ from .reporting import leave
 from .unrecorded_objects import UnrecordedObjects
 from .worker import LEASE, SESSION
 
-Say = Callable[[str], None]
 #: A version that is newer than that of any decision.
 _LAST = 1 << 62
-
-
-async def join(api: Api, objects: list[Object], say: Say) -> None:
-    """Applies the agent's objects. Safe to repeat."""
-    kinds = ApiDiscovery(api)
-    for obj in objects:
-        kind = await kinds.find(obj["apiVersion"], obj["kind"])
-        if kind is None:
-            raise ApiError(404, "NoKind", f"the cluster has no kind {obj['kind']} in {obj['apiVersion']}")
-        _, created = await apply(api, kind, obj, force=True, manager=INSTALLER)
-        say(f"{obj['kind']} {obj['metadata']['name']} {'created' if created else 'exists'}")
 
 
 async def joined(api: Api) -> dict[str, str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from moorage.model.object_names import NAMESPACE
+from moorage.model.worker_pods import CONTAINER, POD_SECURITY
 from moorage.podspec import ALLOCATES, DRA_LABEL
 
 NAME = "moorage-agent"
@@ -118,19 +119,11 @@ def deployment(image: str = IMAGE, replicas: int = 2) -> Object:
         "env": [{"name": "MOORAGE_METRICS", "value": f"0.0.0.0:{METRICS}"}],
         "ports": [{"name": "metrics", "containerPort": METRICS}],
         # A standby is ready, too. Without its broker an agent keeps what it applied, so it must not be restarted for that.
-        "livenessProbe": {"httpGet": {"path": "/livez", "port": "metrics"}, "periodSeconds": 10, "failureThreshold": 6},
-        "readinessProbe": {"httpGet": {"path": "/readyz", "port": "metrics"}, "periodSeconds": 5},
-        "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}},
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        },
-        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
+        **CONTAINER,
     }
     spec = {
         "serviceAccountName": NAME,
-        "securityContext": {"runAsNonRoot": True, "runAsUser": 65532, "seccompProfile": {"type": "RuntimeDefault"}},
+        "securityContext": POD_SECURITY,
         "containers": [container],
         "volumes": [{"name": "tmp", "emptyDir": {}}],
     }

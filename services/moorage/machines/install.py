@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
 
 import msgspec
 
-from moorage.kube import Api, ApiDiscovery, ApiError, apply
+from moorage.kube import Api, ApiDiscovery, ApiError, Say, install_objects
 from moorage.machine_groups.names import GROUP_VERSION, MACHINE_TYPE, OTHER_NAMESPACE, SLOT_GATE
 from moorage.machine_groups.node_marks import node_patch, node_view, recorded
 from moorage.machine_groups.pods import gates_of, is_over, left_over, was_let_in
-from moorage.model.object_names import INSTALLER, NAMESPACE
+from moorage.model.object_names import NAMESPACE
 
 from .crds import definitions
 from .hook_configurations import NAME, paths
@@ -21,7 +20,6 @@ from .install_manifests import CREDENTIALS, LEASE, deployment, hooks, rights, se
 from .other_controller import DEPLOYMENT
 
 Object = dict[str, Any]
-Say = Callable[[str], None]
 #: How often it is looked, and after how many seconds, whether a process that still runs made something again.
 ROUNDS, ROUND = 20, 0.5
 _MERGE = "application/merge-patch+json"
@@ -32,18 +30,12 @@ async def install(
     api: Api, image: str, replicas: int, say: Say, *, deploy: bool = True, user: Object | None = None
 ) -> None:
     """Creates or updates everything. Safe to repeat. `user`: the Secret with the user of the broker."""
-    kinds = ApiDiscovery(api)
     objects = [*definitions(), *rights()]
     if await api.get(f"/api/v1/namespaces/{OTHER_NAMESPACE}") is not None:
         objects += takeover_rights()
     objects += [user] if user is not None else []
     objects += [service(), deployment(image, replicas)] if deploy else []
-    for obj in objects:
-        kind = await kinds.find(obj["apiVersion"], obj["kind"])
-        if kind is None:
-            raise ApiError(404, "NoKind", f"the cluster has no kind {obj['kind']} in {obj['apiVersion']}")
-        _, created = await apply(api, kind, obj, force=True, manager=INSTALLER)
-        say(f"{obj['kind']} {obj['metadata']['name']} {'created' if created else 'exists'}")
+    await install_objects(api, objects, say)
     # Where the hooks are, and whom to trust, is written by the worker.
     for obj in hooks():
         path = paths()[obj["kind"]]

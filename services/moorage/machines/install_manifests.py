@@ -11,6 +11,7 @@ from typing import Any
 from moorage.machine_groups.names import OTHER_CONTROLLER, OTHER_HOOKS, OTHER_NAMESPACE
 from moorage.mesh.permissions import agent_user, machines_of
 from moorage.model.object_names import NAMESPACE
+from moorage.model.worker_pods import CONTAINER, POD_SECURITY
 
 from .crds import GROUP, definitions
 from .hook_configurations import NAME, mutating, validating
@@ -129,19 +130,11 @@ def deployment(image: str = IMAGE, replicas: int = 2) -> Object:
         "envFrom": [{"secretRef": {"name": CREDENTIALS, "optional": True}}],
         "env": [{"name": "MOORAGE_METRICS", "value": f"0.0.0.0:{METRICS}"}],
         "ports": [{"name": "hooks", "containerPort": PORT}, {"name": "metrics", "containerPort": METRICS}],
-        "livenessProbe": {"httpGet": {"path": "/livez", "port": "metrics"}, "periodSeconds": 10, "failureThreshold": 6},
-        "readinessProbe": {"httpGet": {"path": "/readyz", "port": "metrics"}, "periodSeconds": 5},
-        "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}},
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        },
-        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
+        **CONTAINER,
     }
     spec = {
         "serviceAccountName": NAME,
-        "securityContext": {"runAsNonRoot": True, "runAsUser": 65532, "seccompProfile": {"type": "RuntimeDefault"}},
+        "securityContext": POD_SECURITY,
         "affinity": {
             "podAntiAffinity": {
                 "preferredDuringSchedulingIgnoredDuringExecution": [

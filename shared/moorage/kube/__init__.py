@@ -10,6 +10,7 @@ from .api import Api, ApiError, Unreachable
 from .apply import MANAGER, AlreadyExists, apply, apply_order, create, delete, release
 from .config import connect
 from .discovery import ApiDiscovery, ApiResource
+from .install import Say, install_objects
 from .leader_election import LeaderElector, LeaderTerm
 from .objects import Object, ObjectMetadata
 from .reflector import Reflector, list_objects
@@ -26,12 +27,14 @@ __all__ = [
     "Object",
     "ObjectMetadata",
     "Reflector",
+    "Say",
     "Unreachable",
     "apply",
     "apply_order",
     "connect",
     "create",
     "delete",
+    "install_objects",
     "list_objects",
     "release",
 ]

@@ -64,10 +64,9 @@ def join(
         Let the cluster have Machines, too: their definitions, rights and hooks, and a deployment that holds their slots
         (with --no-deploy, run `moorage machines` yourself).
     """
-    from moorage.agent.install import join as create
     from moorage.agent.install import read_labels
     from moorage.agent.install_manifests import IMAGE, credentials, deployment, rights
-    from moorage.kube import connect
+    from moorage.kube import connect, install_objects
     from moorage.mesh.permissions import machines_of
 
     from ..up.agent_users import ask
@@ -93,7 +92,7 @@ def join(
             objects = [*rights(labels), credentials(cluster, nats or endpoint["nats"], seed, labels)]
             if deploy:
                 objects.append(deployment(image or IMAGE, replicas))
-            await create(api, objects, note)
+            await install_objects(api, objects, note)
             if machines:
                 from moorage.machines.install import install
                 from moorage.machines.install_manifests import credentials as user_of_machines
