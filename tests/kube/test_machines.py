@@ -115,6 +115,25 @@ async def test_the_objects_of_a_machine(cluster: MachineCluster, ready: None) ->
     await settled(lambda: cluster.find(f"{SETS}/a-g") is None, 20, "its objects go")
 
 
+@pytest.mark.parametrize("label", [MACHINE_TYPE, MACHINE_GROUP, POD_ROLE])
+async def test_a_label_that_is_taken_off_a_reservation_is_put_back(
+    cluster: MachineCluster, ready: None, label: str
+) -> None:
+    """Its StatefulSet lets it go without that, and makes no other of its name."""
+    cluster.machine(the_machine(2))
+    await usage(cluster, 2, 2, 0, 0)
+    path = f"/api/v1/namespaces/{NAMESPACE}/pods/a-g-0"
+    before = cluster.call("GET", path)["metadata"]
+    cluster.patch(path, {"metadata": {"labels": {label: None}}})
+
+    def is_as_before() -> bool:
+        found = cluster.call("GET", path)["metadata"]
+        return bool(found["labels"] == before["labels"] and found.get("ownerReferences") == before["ownerReferences"])
+
+    await settled(is_as_before, 30, "its StatefulSet has it again")
+    await usage(cluster, 2, 2, 0, 0)
+
+
 def metric(name: str) -> float:
     """Returns the value of a metric with its labels; 0 where there is none."""
     with urllib.request.urlopen(f"http://127.0.0.1:{METRICS}/metrics", timeout=10) as response:

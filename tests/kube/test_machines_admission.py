@@ -10,6 +10,7 @@ import pytest
 from moorage.machine_groups.names import (
     MACHINE_GROUP,
     MACHINE_TYPE,
+    NAMESPACE_LABELS,
     POD_ROLE,
     SLOT_GATE,
     SLOT_OF,
@@ -174,3 +175,27 @@ async def test_guests_of_stateful_sets_and_daemon_sets(cluster: MachineCluster, 
     cluster.call("POST", f"/apis/apps/v1/namespaces/{TEAM}/daemonsets", {"metadata": {"name": "ds"}, "spec": daemons})
     await settled(lambda: cluster.bound(TEAM) == NODES, 40, "one guest on each Node")
     await usage(cluster, 3, 0, 3, 0)
+
+
+async def test_pods_that_were_there_count_once_their_namespace_is_enabled(cluster: MachineCluster, ready: None) -> None:
+    """Their group is the label's, or else that of the only Machine with their type; they get all labels of guests. One that does not
+    tolerate the taints of its Nodes waits, and costs no slot."""
+    cluster.machine(the_machine(3))
+    await usage(cluster, 3, 3, 0, 0)
+    cluster.namespace("later", label=None)
+    try:
+        tolerated: dict[str, Any] = {"tolerations": [{"operator": "Exists"}]}
+        for name, labels, spec in (
+            ("typed", GUEST, tolerated),
+            ("grouped", {**GUEST, MACHINE_GROUP: "g"}, tolerated),
+            ("plain", GUEST, {}),
+        ):
+            assert "schedulingGates" not in cluster.pod("later", name, labels, **spec)["spec"]
+        cluster.patch("/api/v1/namespaces/later", {"metadata": {"labels": {NAMESPACE_LABELS[0]: "enabled"}}})
+        await usage(cluster, 3, 1, 2, 1)
+        wanted = {MACHINE_GROUP: "g", MACHINE_TYPE: "a", POD_ROLE: "guest"}
+        await settled(lambda: all(wanted.items() <= p["metadata"]["labels"].items() for p in cluster.pods("later")), 30)
+    finally:
+        for name in ("typed", "grouped", "plain"):
+            cluster.delete_pod("later", name)
+    await usage(cluster, 3, 3, 0, 0)

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from moorage.kube import Api, ApiError, connect
+from moorage.kube import Api, ApiError, Unreachable, connect
 from moorage.machine_groups.names import DOMAIN, GROUP_VERSION, MACHINE_TYPE, POD_ROLE, SLOT_GATE
-from moorage.machines.install import in_use, install, uninstall
+from moorage.machines.install import in_use, install, is_installed, uninstall
 from moorage.model.object_names import NAMESPACE
 from moorage.podspec import pinned_node
 from moorage_testkit.agent_process import AgentProcess
@@ -152,6 +152,63 @@ async def as_before(cluster: MachineCluster, before: dict[str, Any]) -> None:
         await settled(lambda: dump(cluster) == before, 60)
     except AssertionError:
         assert dump(cluster) == before
+
+
+def cut_after(api: Api, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets a connection send only so many requests."""
+    call = api.call
+    left = iter(range(most))
+
+    async def limited(method: str, path: str, **more: Any) -> tuple[int, bytes]:
+        if next(left, None) is None:
+            raise Unreachable("cut")
+        return await call(method, path, **more)
+
+    monkeypatch.setattr(api, "call", limited)
+
+
+async def test_leaving_goes_on_where_it_was_interrupted(
+    cluster: MachineCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever was removed last: the connection is lost after some requests, later ones each time, and the API server is restarted."""
+    for name in NODES:
+        cluster.patch(f"/api/v1/nodes/{name}", {"spec": {"taints": None}})
+    before = await dump_at_rest(cluster)
+    await installed(cluster)
+    process = MachinesProcess(cluster)
+    try:
+        await settled(process.is_ready, 40, "it is ready")
+        cluster.machine(the_machine(1))
+        for i in range(2):
+            cluster.pod(TEAM, f"guest-{i}", GUEST)
+        await usage(cluster, 1, 0, 1, 1)
+    finally:
+        process.remove()
+    interrupted, restarted = 0, False
+    while True:
+        api = await connect(cluster.plane.kubeconfig)
+        cut_after(api, 9 + 5 * interrupted, monkeypatch)
+        try:
+            if not await is_installed(api):
+                break
+            await uninstall(api, lambda _text: None)
+        except Unreachable:
+            interrupted += 1
+        except ApiError as error:  # a server that has just started
+            assert error.is_transient, error
+            await asyncio.sleep(0.5)
+        finally:
+            await api.close()
+        if interrupted == 3 and not restarted:
+            restarted = True
+            await asyncio.to_thread(cluster.plane.stop_server)
+            await asyncio.to_thread(cluster.plane.start_server)
+    assert interrupted > 5
+    assert not any(pod["spec"].get("schedulingGates") for pod in cluster.pods(TEAM))
+    for i in range(2):
+        cluster.delete_pod(TEAM, f"guest-{i}")
+    cluster.delete(f"/api/v1/namespaces/{NAMESPACE}")
+    await as_before(cluster, before)
 
 
 async def test_leaving_waits_for_no_kubelet(cluster: MachineCluster) -> None:

@@ -125,14 +125,16 @@ def age(pair: Pair, now: float) -> float:
 
 
 def advance(keys: Keys, names: Sequence[str], now: float, lifetime: float) -> Keys:
-    """Does the next step of a rotation, if its time has come."""
+    """Does the next step of a rotation, if its time has come. A certificate for other names is of no use to anyone, and goes at once."""
+    if not serves(keys.current, names):
+        return Keys(issue(names, now, lifetime), None, keys.current.ca, now)
     if keys.following is not None:
         if now < keys.since + min(ANNOUNCED, lifetime / 12):
             return keys
         return Keys(keys.following, None, keys.current.ca, now)
     if keys.previous_ca and now >= keys.since + min(WITHDRAWN, lifetime / 4):
         return Keys(keys.current, None, b"", now)
-    if not keys.previous_ca and (age(keys.current, now) >= 2 / 3 or not serves(keys.current, names)):
+    if not keys.previous_ca and age(keys.current, now) >= 2 / 3:
         return Keys(keys.current, issue(names, now, lifetime), b"", now)
     return keys
 

@@ -24,6 +24,8 @@ Object = dict[str, Any]
 ROUNDS, ROUND = 20, 0.5
 _MERGE = "application/merge-patch+json"
 _ROOT = f"/apis/{GROUP_VERSION}"
+_CREDENTIALS = f"/api/v1/namespaces/{NAMESPACE}/secrets/{CREDENTIALS}"
+_LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/{LEASE}"
 
 
 async def install(
@@ -45,10 +47,10 @@ async def install(
 
 
 async def is_installed(api: Api) -> bool:
-    """Returns whether anything of it is in the cluster."""
-    if await api.get(_ROOT) is not None:
-        return True
-    return any([await api.get(f"{path}/{NAME}") is not None for path in paths().values()])
+    """Returns whether anything of it is in the cluster, be it what is removed last."""
+    places = [_ROOT, *(f"{path}/{NAME}" for path in paths().values())]
+    places += [f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{NAME}", _CREDENTIALS, _LEASE]
+    return any([await api.get(place) is not None for place in places])
 
 
 async def in_use(api: Api) -> list[str]:
@@ -64,8 +66,6 @@ async def uninstall(api: Api, say: Say) -> None:
         await _delete(api, f"{path}/{NAME}")
         say(f"{kind} {NAME} removed")
     await _delete(api, f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/{NAME}")
-    for pod in await _guests(api):
-        await _open(api, pod)
     # Another controller that is still there goes on with its Machines.
     has_other = await api.get(DEPLOYMENT) is not None
     await _remove_work(api, say, all_nodes=not has_other)
@@ -84,13 +84,16 @@ async def uninstall(api: Api, say: Say) -> None:
         if found is not None:
             await _delete(api, found.path(obj["metadata"].get("namespace", ""), obj["metadata"]["name"]))
             say(f"{obj['kind']} {obj['metadata']['name']} removed")
-    await _delete(api, f"/api/v1/namespaces/{NAMESPACE}/secrets/{CREDENTIALS}")
-    await _delete(api, f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/{LEASE}")
+    await _delete(api, _CREDENTIALS)
+    await _delete(api, _LEASE)
 
 
 async def _remove_work(api: Api, say: Say, *, all_nodes: bool) -> bool:
-    """Removes reservations, and what was put on Nodes. Returns whether there was any."""
+    """Opens the gates of guests, also of those that came while hooks were being removed, and removes reservations, and what was put on
+    Nodes. Returns whether there was anything."""
     found = False
+    for pod in await _guests(api):
+        found |= await _open(api, pod)
     for plural, root in (("statefulsets", "/apis/apps/v1"), ("services", "/api/v1")):
         for obj in await _items(api, f"{root}/namespaces/{NAMESPACE}/{plural}", MACHINE_TYPE):
             await _delete(api, f"{root}/namespaces/{NAMESPACE}/{plural}/{obj['metadata']['name']}")
@@ -126,15 +129,17 @@ async def _guests(api: Api) -> list[Object]:
     return [pod for pod in await _items(api, "/api/v1/pods", MACHINE_TYPE) if was_let_in(pod) and not is_over(pod)]
 
 
-async def _open(api: Api, pod: Object) -> None:
-    """Takes the gate off a guest that waits: nobody would do it any more."""
+async def _open(api: Api, pod: Object) -> bool:
+    """Takes the gate off a guest that waits: nobody would do it any more. Returns whether it had one."""
     gates = gates_of(pod)
-    if SLOT_GATE in gates:
-        rest = [{"name": gate} for gate in gates if gate != SLOT_GATE]
-        meta = pod["metadata"]
-        path = f"/api/v1/namespaces/{quote(meta['namespace'])}/pods/{quote(meta['name'])}"
-        body = {"metadata": {"uid": meta["uid"]}, "spec": {"schedulingGates": rest or None}}
-        await _patch(api, path, body)
+    if SLOT_GATE not in gates:
+        return False
+    rest = [{"name": gate} for gate in gates if gate != SLOT_GATE]
+    meta = pod["metadata"]
+    path = f"/api/v1/namespaces/{quote(meta['namespace'])}/pods/{quote(meta['name'])}"
+    body = {"metadata": {"uid": meta["uid"]}, "spec": {"schedulingGates": rest or None}}
+    await _patch(api, path, body)
+    return True
 
 
 async def _clean(api: Api, node: Object, say: Say) -> bool:

@@ -24,7 +24,7 @@ from moorage.kube.objects import Key
 from moorage.machine_groups.cluster import ClusterMachines
 from moorage.machine_groups.effects import Effect
 from moorage.machine_groups.injection import MachineGroup
-from moorage.machine_groups.names import ENABLED, GROUP_VERSION, MACHINE_GROUP, MACHINE_TYPE, NAMESPACE_LABELS
+from moorage.machine_groups.names import ENABLED, GROUP_VERSION, MACHINE_TYPE, NAMESPACE_LABELS
 from moorage.machine_groups.objects import IMAGE, difference
 from moorage.model.object_names import NAMESPACE
 from moorage.telemetry import ProcessHealth
@@ -145,9 +145,11 @@ class MachinesWorker:
                     await reflector.synced.wait()
                 self._state.groups()
                 self._state.relist_pods = False  # all Pods come now
-                pods = self._pod_reflector()
-                tasks.create_task(pods.run())
-                await pods.synced.wait()
+                pods = self._pod_reflectors()
+                for reflector in pods:
+                    tasks.create_task(reflector.run())
+                for reflector in pods:
+                    await reflector.synced.wait()
                 await runner.setup()
                 await web.SockSite(runner, self._socket, ssl_context=self._tls).start()
                 self._hooks = hooks
@@ -242,8 +244,9 @@ class MachinesWorker:
             objects("Service", NAMESPACE),
         ]
 
-    def _pod_reflector(self) -> Reflector[dict[str, Any]]:
-        """Guests and reservations. It begins when the Machines are known, to which they belong."""
+    def _pod_reflectors(self) -> list[Reflector[dict[str, Any]]]:
+        """Guests and reservations. They begin when the Machines are known, to which they belong. Reservations are known by their names,
+        too: somebody may take their labels off."""
 
         def put(_key: Key, pod: dict[str, Any]) -> None:
             self._state.put_pod(pod)
@@ -253,7 +256,11 @@ class MachinesWorker:
             self._state.drop_pod(key.namespace, key.name, uid)
             self._changed.set()
 
-        return Reflector(self.api, "/api/v1/pods", _decode, put, drop, labels=MACHINE_TYPE)
+        elsewhere = f"metadata.namespace!={NAMESPACE}"
+        return [
+            Reflector(self.api, "/api/v1/pods", _decode, put, drop, labels=MACHINE_TYPE, fields=elsewhere),
+            Reflector(self.api, f"/api/v1/namespaces/{NAMESPACE}/pods", _decode, put, drop),
+        ]
 
     async def _list_groups(self) -> dict[str, MachineGroup]:
         """Reads the Machines from the API server."""
@@ -410,7 +417,7 @@ class MachinesWorker:
         self._state.relist_pods = False  # what comes meanwhile may need another list
         complete = False
         try:
-            async for pod in list_objects(self.api, "/api/v1/pods", MACHINE_GROUP):
+            async for pod in list_objects(self.api, "/api/v1/pods", MACHINE_TYPE):
                 self._state.put_pod(pod)
             complete = True
         except (ApiError, Unreachable) as error:

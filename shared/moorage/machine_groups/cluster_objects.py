@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from moorage.model.machines import Condition, Grant, Machine, Reservation, WaitingReason
 from moorage.model.object_names import NAMESPACE
@@ -26,6 +26,8 @@ from .pods import guest, has_role_of_guest, is_over, labels_of, left_over, reser
 from .takeover import LeftOver
 
 Object = dict[str, Any]
+#: The label that a StatefulSet's controller gives its Pods.
+POD_NAME = "statefulset.kubernetes.io/pod-name"
 #: A guest that is still without a slot after this many seconds is told why.
 TELL_AFTER = 2.0
 #: Events of one plan.
@@ -34,6 +36,13 @@ MAX_TOLD = 20
 _MAX_GONE = 1000
 #: Times of hand-overs that are kept until somebody takes them.
 _MAX_TIMES = 4096
+
+
+class Strayed(NamedTuple):
+    """A reservation without its labels."""
+
+    uid: str
+    labels: Mapping[str, str]
 
 
 class ClusterObjects:
@@ -64,6 +73,7 @@ class ClusterObjects:
         self.shapes = GuestShapes(self.nodes)
         self._pods: dict[tuple[str, str], tuple[str, str, bool]] = {}  # key → uid, group, is a reservation
         self.pin_specs: dict[str, Mapping[str, Any]] = {}  # of reservations that are not pinned, by name
+        self.strayed: dict[str, Strayed] = {}  # reservations without their labels, by name
         self._enabled: set[str] = set()
         self._versions: dict[str, int] = {}  # uid → the newest version seen
         self._gone: dict[str, int] = {}  # the same of objects that went lately
@@ -193,8 +203,11 @@ class ClusterObjects:
         if not self._is_newer(meta):
             return
         key, labels = (meta.get("namespace", ""), meta["name"]), labels_of(pod)
-        group_name = labels.get(MACHINE_GROUP, "")
         self._forget_pod(key, keep=meta["uid"])
+        if key[0] == self.namespace and (lost := self._strayed(pod)) is not None:
+            self.strayed[key[1]] = lost
+            labels = {**labels, **lost.labels}
+        group_name = labels.get(MACHINE_GROUP, "") or self._only_group(machine_type_of(labels))
         self.writes.note_news(("Pod", *key))
         group = self.by_group.get(group_name)
         if (old := left_over(pod)) is not None:
@@ -222,6 +235,21 @@ class ClusterObjects:
             self._put_guest(group, pod)
         self.dirty_groups.add(group_name)
 
+    def _strayed(self, pod: Object) -> Strayed | None:
+        """Returns the labels that somebody took off a reservation. Without them its StatefulSet neither counts it nor makes another."""
+        meta, labels = pod["metadata"], labels_of(pod)
+        prefix, _, ordinal = meta["name"].rpartition("-")
+        owner = self.objects.get(("StatefulSet", self.namespace, prefix))
+        if owner is None or not ordinal.isdigit() or "deletionTimestamp" in meta or POD_NAME not in labels:
+            return None
+        wanted = owner["spec"]["selector"]["matchLabels"]
+        return Strayed(meta["uid"], wanted) if any(labels.get(k) != v for k, v in wanted.items()) else None
+
+    def _only_group(self, machine_type: str) -> str:
+        """Returns the only group with a type, "" if several or none have it."""
+        found = [name for name, group in self.by_group.items() if machine_type in group.sizes]
+        return found[0] if len(found) == 1 else ""
+
     def _put_guest(self, group: GroupState, pod: Object) -> None:
         found = self.shapes.shared(guest(pod), self._all_guests)
         group.handover.put_guest(found)
@@ -246,6 +274,8 @@ class ClusterObjects:
         self._forget_version(uid)
 
     def _forget_pod(self, key: tuple[str, str], keep: str = "") -> None:
+        if key[0] == self.namespace:
+            self.strayed.pop(key[1], None)
         known = self._pods.pop(key, None)
         if known is None:
             return

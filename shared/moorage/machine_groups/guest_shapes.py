@@ -92,11 +92,12 @@ class GuestShapes:
             return given[machine_type]
 
         def nodes_for(guest: Guest) -> frozenset[str]:
-            key = (name, guest.type, guest.shape)
+            key = (name, guest.type if guest.gated else "", guest.shape)  # others are given no tolerations any more
             if key not in self._allowed:
                 shape = self._shapes[guest.shape]
                 views = [self._nodes[n] for n in group.entries if n in self._nodes]
-                self._allowed[key] = frozenset(view.name for view in views if shape.allows(view, given_to(guest.type)))
+                taints = given_to(guest.type) if guest.gated else ()
+                self._allowed[key] = frozenset(view.name for view in views if shape.allows(view, taints))
             return self._allowed[key]
 
         return nodes_for

@@ -15,7 +15,7 @@ from .handover import Handover
 from .handover_records import Opening, Plan, Stored
 from .injection import with_tolerations
 from .layout import Slots
-from .names import GRANTS, OTHER_NAMESPACE, SLOT_GATE, SLOTS, machine_key
+from .names import GRANTS, MACHINE_GROUP, OTHER_NAMESPACE, SLOT_GATE, SLOTS, machine_key
 from .object_writes import REPAIR_INTERVAL, Key
 from .pods import opening_patch, pin_patch
 from .takeover import removal, taken_over_patch
@@ -65,6 +65,16 @@ def handover_effects(
         ):
             body = {"metadata": {"uid": pod.uid, "labels": {CLAIM: claim}}}
             effects.append(Effect("merge", "Pod", cluster.namespace, pod.name, body, "claim"))
+    for name, lost in cluster.strayed.items():
+        key = ("Pod", cluster.namespace, name)
+        ours = lost.labels.get(MACHINE_GROUP) == handover.machine.group
+        if (
+            ours
+            and not cluster.writes.is_busy(key)
+            and cluster.writes.may_repair(key, lost.labels, now, times, "labels")
+        ):
+            body = {"metadata": {"uid": lost.uid, "labels": dict(lost.labels)}}
+            effects.append(Effect("merge", *key, body, "reservation"))
     for name in plan.removals:
         if not cluster.writes.is_free(("Pod", cluster.namespace, name), now):
             continue

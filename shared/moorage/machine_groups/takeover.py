@@ -13,7 +13,7 @@ from moorage.podspec import CLAIM
 
 from .effects import Effect
 from .handover_records import Guest, ReservationPod
-from .names import GIVEN_ALONE, MACHINE_GROUP, OTHER_FINALIZER, OTHER_NAMESPACE, SLOT_OF
+from .names import GIVEN_ALONE, GUEST, MACHINE_GROUP, MACHINE_TYPE, OTHER_FINALIZER, OTHER_NAMESPACE, POD_ROLE, SLOT_OF
 
 Object = dict[str, Any]
 Key = tuple[str, str, str]
@@ -92,8 +92,10 @@ def removal(pod: ReservationPod) -> Effect:
 def taken_over_patch(guest: Guest, machine: str, claim: str) -> Object:
     """Returns the merge patch that makes a Pod known as a guest that was let in. `claim`: what its slot is counted to, in the mesh."""
     annotations = {SLOT_OF: machine, GIVEN_ALONE: "true"} if guest.alone else {SLOT_OF: machine}
-    body: Object = {"uid": guest.uid, "annotations": annotations}
-    return {"metadata": body | ({"labels": {CLAIM: claim}} if claim else {})}
+    labels = {MACHINE_GROUP: machine.partition("/")[0], MACHINE_TYPE: guest.type, POD_ROLE: GUEST}
+    return {
+        "metadata": {"uid": guest.uid, "annotations": annotations, "labels": labels | ({CLAIM: claim} if claim else {})}
+    }
 
 
 def without_finalizer(obj: Mapping[str, Any]) -> list[str] | None:
