@@ -136,7 +136,14 @@ async def test_an_early_hint_is_committed_only_after_its_record_is_durable(open_
 
 
 async def test_an_early_hint_alone_gives_its_room_back_if_its_record_is_never_stored(open_mergers: OpenMergers) -> None:
+    asked: list[str] = []
     async with open_mergers(lambda: {"lab/one": [node(cpu="4")]}) as s:
+
+        async def answer(incoming: Incoming) -> Answer:
+            asked.append(msgspec.json.decode(incoming.data, type=Ask).group)
+            return Answer()
+
+        await s.controller("eager", answer, policy="optional", deadline_ms=500)
         big = ShapedApp(name="a", shapes=[shape(3000)])
         await s.bus.publish(subjects.GROUPS_DECIDE, Decide(id="hint falls", record=revision("falls", big), ahead=True))
         await until(lambda: any(writer.fleet.taken(0) for writer in s.writers))
@@ -145,13 +152,13 @@ async def test_an_early_hint_alone_gives_its_room_back_if_its_record_is_never_st
         await s.bus.publish(
             subjects.GROUPS_DECIDE, Decide(id="hint stands", record=revision("stands", big), ahead=True)
         )
-        await asyncio.sleep(0.2)
+        await until(lambda: any(writer.fleet.taken(0) for writer in s.writers))  # it only waits for its record
         assert not s.ledger.standing, "its record may never be stored"
         await s.bus.publish(subjects.GROUPS_STORED, Stored(id="hint stands"))
         await s.attempt("stands", "Placed")
         # One that cannot be placed is told of only once it is stored, too.
         await s.bus.publish(subjects.GROUPS_DECIDE, Decide(id="hint waits", record=revision("waits", big), ahead=True))
-        await asyncio.sleep(0.2)
+        await until(lambda: group("waits") in asked)
         assert not s.attempts("waits")
         await s.bus.publish(subjects.GROUPS_STORED, Stored(id="hint waits"))
         await s.attempt("waits", "Pending")
