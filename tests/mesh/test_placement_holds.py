@@ -31,7 +31,7 @@ from moorage_testkit.merger_harness import OpenMergers
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore::aiohttp.web.NotAppKeyWarning")]
 #: Processor time that others use, too, is slower. What is not done in pieces takes several times as long.
-BOUND = 0.15
+BOUND = 0.3
 HOSTS = 5_000
 
 

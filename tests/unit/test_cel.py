@@ -166,18 +166,18 @@ def _doubling(levels: int) -> str:
     ],
 )
 def test_an_expression_that_is_too_much_work_is_refused_at_once(expression: str) -> None:
-    start = time.perf_counter()
+    start = time.thread_time()
     with pytest.raises(CelError):
         compile_selector(expression)
-    assert time.perf_counter() - start < 2
+    assert time.thread_time() - start < 5
 
 
 def test_patterns_take_time_in_proportion_to_the_text() -> None:
     device = CelDevice.of("d", {"a": "a" * 60}, {}, False)
-    start = time.perf_counter()
+    start = time.thread_time()
     for expression in ('device.attributes["d"].a.find("(a+)+b") == ""', '!device.attributes["d"].a.matches("(a*)*b")'):
         assert compile_selector(expression).matches(device) is True
-    assert time.perf_counter() - start < 2
+    assert time.thread_time() - start < 5
 
 
 def test_an_error_says_what_is_wrong_and_where() -> None:

@@ -67,12 +67,12 @@ def test_two_apps_apart_one_of_them_confined_to_one_half(replicas: int) -> None:
     masks[1][replicas:] = False
     merged, capacity = problem_of(masks, [replicas, replicas])
     merged.apart.add((0, 1))
-    with seconds(5):
+    with seconds(15):
         got = valid(merged, ask(merged, capacity))
     assert sorted(got.clusters[1]) == list(range(replicas))
     assert got.proven
     masks[0][-1] = False
-    with seconds(5):
+    with seconds(15):
         assert_infeasible(ask(merged, capacity))
 
 
@@ -81,7 +81,7 @@ def test_eight_apps_apart_on_eight_clusters_one_confined_to_one() -> None:
     masks[7][1:] = False
     merged, capacity = problem_of(masks, [1] * 8, [90, 80, 70, 60, 50, 40, 30, 20])
     merged.apart |= set(combinations(range(8), 2))
-    with seconds(5):
+    with seconds(15):
         got = valid(merged, ask(merged, capacity))
     assert got.clusters[7] == [0]
     assert got.proven
@@ -90,7 +90,7 @@ def test_eight_apps_apart_on_eight_clusters_one_confined_to_one() -> None:
 def test_eight_apps_apart_on_seven_clusters_are_infeasible() -> None:
     merged, capacity = problem_of(everywhere(8, 7), [1] * 8)
     merged.apart |= set(combinations(range(8), 2))
-    with seconds(5):
+    with seconds(15):
         assert_infeasible(ask(merged, capacity))
 
 
@@ -101,7 +101,7 @@ def test_eight_apps_apart_on_64_clusters_are_proven_optimal(seed: int) -> None:
     merged, capacity = problem_of([rng.random(64) < 0.5 for _ in range(8)], [1] * 8, free)
     merged.scores = [rng.integers(0, 3, 64) / 15] * 8
     merged.apart |= set(combinations(range(8), 2))
-    with seconds(5):
+    with seconds(15):
         assert valid(merged, ask(merged, capacity)).proven
 
 
@@ -112,10 +112,10 @@ def test_eight_apps_apart_with_many_replicas_use_64_classes_to_the_last_cluster(
     masks = [(rng.random(64) < 0.4)[class_of] | np.isin(class_of, class_of[planned == app]) for app in range(8)]
     merged, capacity = problem_of(masks, [32] * 8)
     merged.apart |= set(combinations(range(8), 2))
-    with seconds(20):
+    with seconds(60):
         valid(merged, ask(merged, capacity))
     merged.replicas[3] += 1
-    with seconds(20):
+    with seconds(60):
         assert_infeasible(ask(merged, capacity))
 
 
@@ -124,7 +124,7 @@ def test_a_ring_of_conflicts_needs_one_cluster_more_than_its_relaxation() -> Non
     for size, possible in ((83, True), (82, False)):
         merged, capacity = problem_of(everywhere(5, size), [33] * 5)
         merged.conflicts = {pair: np.ones(size, dtype=np.bool_) for pair in RING}
-        with seconds(20):
+        with seconds(60):
             got = ask(merged, capacity)
         if possible:
             valid(merged, got)
@@ -144,11 +144,11 @@ def test_a_choice_that_exists_only_in_fractions_is_infeasible(replicas: int) -> 
     capacity.needs[5:] = 20
     merged.conflicts = {pair: np.ones(size, dtype=np.bool_) for pair in RING}
     merged.conflicts |= {(a, b): np.ones(size, dtype=np.bool_) for a in range(5) for b in range(5, 8)}
-    with seconds(20):
+    with seconds(60):
         assert_infeasible(ask(merged, capacity))
     merged.masks[:5] = [np.ones(size, dtype=np.bool_)] * 5  # without conflicts between them they do share it
     merged.conflicts = {pair: where for pair, where in merged.conflicts.items() if pair in RING}
-    with seconds(20):
+    with seconds(60):
         valid(merged, ask(merged, capacity))
 
 
@@ -194,12 +194,12 @@ def test_counted_groups_of_many_apps_with_many_replicas_are_met() -> None:
     merged.apart |= set(combinations(range(6), 2))
     for app in range(6):
         merged.groups[app].append([CountedGroup(16, halves), CountedGroup(14, ~halves)])
-    with seconds(20):
+    with seconds(60):
         got = valid(merged, ask(merged, capacity))
     assert [int(halves[clusters].sum()) for clusters in got.clusters] == [16] * 6
     for app in range(6):  # together 102 of the first hundred
         merged.groups[app] = [[CountedGroup(17, halves), CountedGroup(13, ~halves)]]
-    with seconds(20):
+    with seconds(60):
         assert_infeasible(ask(merged, capacity))
 
 
@@ -210,7 +210,7 @@ def test_apps_together_and_apart_from_others() -> None:
     got = valid(merged, ask(merged, capacity))
     assert set(got.clusters[0]) == set(got.clusters[1])
     merged.replicas[3] = 11
-    with seconds(5):
+    with seconds(15):
         assert_infeasible(ask(merged, capacity))
 
 
@@ -221,7 +221,7 @@ def test_the_same_problem_has_the_same_choice() -> None:
     )
     for pair in combinations(range(8), 2):
         merged.conflicts[pair] = rng.random(200) < 0.5
-    with seconds(20):
+    with seconds(60):
         first = valid(merged, ask(merged, capacity))
         assert valid(merged, ask(merged, capacity)).clusters == first.clusters
 

@@ -152,7 +152,7 @@ def test_all_claims_get_the_devices_that_kubernetes_chooses() -> None:
     assert not wrong
     assert len(differing) == 8
     took.sort()
-    assert took[-3] < 0.5  # milliseconds each, but where a machine is busy
+    assert took[-3] < 1.5  # milliseconds each, but where a machine is busy
 
 
 def test_a_domain_of_devices_without_a_solution_costs_no_factorial() -> None:
@@ -194,7 +194,7 @@ def test_a_domain_of_devices_without_a_solution_costs_no_factorial() -> None:
         shape = asked([{"devices": {"requests": requests, "constraints": constraints}}])
         start = time.process_time()
         assert state.assign([(Asked(shape), 1)]) is None
-        assert time.process_time() - start < 5, "a tenth of a second on a quiet machine"
+        assert time.process_time() - start < 15, "a tenth of a second on a quiet machine"
 
 
 @pytest.mark.parametrize(

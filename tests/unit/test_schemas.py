@@ -69,7 +69,7 @@ def test_a_slow_schema_is_interrupted(schema: dict[str, Any], spec: dict[str, An
     began = time.process_time()
     with pytest.raises(Refused) as refused:
         validate.accept(data, {"Own": [schema]})
-    assert time.process_time() - began < 2
+    assert time.process_time() - began < 6
     assert [(e.path, e.code) for e in refused.value.problem.errors] == [("spec", "SchemaTooSlow")]
     quick = {**data, "spec": {"group": "shop"}}
     assert schema.get("$ref") or validate.accept(quick, {"Own": [schema]})

@@ -27,26 +27,28 @@ print(int(wait_signal(20)), flush=True)
 os.waitpid(child, 0)
 print(wait_signal(0), wait_signal(-1), flush=True)
 start = time.monotonic()
-print(wait_signal(0.2), 0.2 <= time.monotonic() - start < 5, flush=True)
+print(wait_signal(0.2), 0.2 <= time.monotonic() - start < 20, flush=True)
 """
 
 
-def test_what_keeps_ending_waits_longer_each_time() -> None:
+def test_what_keeps_ending_waits_longer_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     process = SupervisedProcess("merger", 1, lambda: 0, Path("log"))
 
     def delays(longest: float) -> list[float]:
         found = []
         for _ in range(10):
-            process.started = began = time.monotonic()
+            process.started = now
             process.died(0, longest)
-            found.append(round(process.due - began, 1))
+            found.append(round(process.due - now, 1))
         return found
 
     assert delays(15.0) == [0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 15.0, 15.0, 15.0]
     assert delays(1.0) == [1.0] * 10
-    process.started = began = time.monotonic() - QUIET
+    process.started = now - QUIET
     process.died(0)
-    assert 0.2 <= process.due - began - QUIET < 0.3, "it ran for long"
+    assert round(process.due - now, 1) == 0.2, "it ran for long"
 
 
 @pytest.mark.parametrize("how", ["waiting", "polling"])

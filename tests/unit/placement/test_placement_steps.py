@@ -106,7 +106,7 @@ def test_the_children_of_a_wide_tree_are_not_compared_with_each_other(state: Sta
     groups = "&".join(f"resources_{number}=VGPU:1" for number in range(8))
     began = time.thread_time()
     body, _, _ = asked(state, "/allocation_candidates", f"{groups}&same_subtree={','.join(f'_{n}' for n in range(8))}")
-    assert body["allocation_requests"] == [] and time.thread_time() - began < 3
+    assert body["allocation_requests"] == [] and time.thread_time() - began < 5
 
 
 def test_groups_over_a_wide_tree_are_read_in_steps_and_once(state: State) -> None:
