@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import importlib.util
 import itertools
 import os
@@ -15,9 +16,10 @@ import sys
 import tempfile
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 import nkeys
@@ -47,13 +49,26 @@ def _candidate_ports() -> Iterator[int]:
 
 
 _ports = _candidate_ports()
+#: Locks on the files of the last ports. Earlier ones are in use by now, or were.
+_held: deque[IO[bytes]] = deque()
+_HELD = 64
 
 
 def free_port() -> int:
-    """Returns a port on which nobody listens. A port that the kernel chooses could be chosen again before it is used."""
+    """Returns a port on which nobody listens, and which no other process of tests is given meanwhile. A port that the kernel
+    chooses could be chosen again before it is used."""
+    directory = Path(tempfile.gettempdir()) / f"moorage-test-ports-{os.getuid()}"
+    directory.mkdir(exist_ok=True)
     for port in _ports:
-        with socket.socket() as candidate, contextlib.suppress(OSError):
-            candidate.bind(("127.0.0.1", port))
+        with contextlib.ExitStack() as undo, contextlib.suppress(OSError):
+            held = undo.enter_context(open(directory / str(port), "wb"))
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with socket.socket() as candidate:
+                candidate.bind(("127.0.0.1", port))
+            undo.pop_all()
+            _held.append(held)
+            if len(_held) > _HELD:
+                _held.popleft().close()
             return port
     raise AssertionError("ports never end")
 
