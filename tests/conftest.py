@@ -8,6 +8,7 @@ import os
 from typing import Any
 
 import pytest
+import structlog
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 from hypothesis.internal.conjecture import providers
 
@@ -21,6 +22,14 @@ settings.load_profile("moorage")
 # Hypothesis would parse all modules that are loaded for constants to try: seconds in each process, and other examples with each module
 # that another test of the process has loaded.
 providers._get_local_constants = lambda: providers._local_constants
+
+# The default prints all local variables of a failure in a frame: on a slow machine the event loop stood still for half a minute.
+structlog.configure(
+    processors=[
+        *structlog.get_config()["processors"][:-1],
+        structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback),
+    ]
+)
 
 #: How many times more examples property tests try; `make test-long` sets it. Without it they try a sample, at most so many.
 MORE_EXAMPLES = int(os.environ.get("MOORAGE_TEST_EXAMPLES", "1"))

@@ -124,9 +124,10 @@ def logged(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
     monkeypatch.setattr(sys, "stderr", err)
     root = logging.getLogger()
     handlers, level, process_health = root.handlers[:], root.level, CURRENT.get()
+    before = structlog.get_config()
     configure("tester")
     yield err
-    structlog.reset_defaults()
+    structlog.configure(**before)
     CURRENT.set(process_health)
     root.handlers[:] = handlers
     root.setLevel(level)
