@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import msgspec
+import pytest
 
 from moorage.bus import Bus, Incoming, subjects
 from moorage.controllers.hardware.core.answers import HardwareAnswers
@@ -21,6 +22,7 @@ from moorage_testkit.merger_harness import Clusters, MergerHarness, group, revis
 from moorage_testkit.polling import until
 from moorage_testkit.servers import NatsServer
 
+pytestmark = pytest.mark.timeout(900)
 WAITING = 1000
 
 
@@ -46,7 +48,7 @@ async def open_merger(nats: NatsServer, bus: Bus, only: str = "") -> AsyncIterat
             records.append(revision(f"g{i:04}", ShapedApp(name="a", shapes=[shape(cpu)]), at=f"2026-{i:06}"))
         for some in range(0, WAITING, 100):
             await site.decide(*records[some : some + 100])
-            await until(lambda upto=some + 100: waiting(site) == upto, 60, "all of them wait")  # type: ignore[misc]
+            await until(lambda upto=some + 100: waiting(site) == upto, 200, "all of them wait")  # type: ignore[misc]
         await bus.subscribe(subjects.candidates("hpa"), lambda _, data: asked.append(data.decode()))
         yield site, asked
         await site.check()
@@ -100,20 +102,20 @@ async def test_new_capacity_goes_to_the_oldest_of_a_thousand_waiting_groups(nats
         # Capacity for two groups, which any of them could use: the two oldest soon get it.
         began = time.monotonic()
         has(site, "lab/c-0", node(cpu="64", requested={"cpu": "58"}))
-        await until(lambda: len(site.ledger.standing) == 2, 40, "two are placed")
+        await until(lambda: len(site.ledger.standing) == 2, 120, "two are placed")
         took = time.monotonic() - began
         await wait_for_round(site, asked)
         assert set(site.ledger.standing) == {group("g0000"), group("g0001")}
         assert len(asked) == 2, "no question more"
-        assert took < 20, "half a second on a quiet machine"
+        assert took < 90, "half a second on a quiet machine"
 
         # Capacity for a hundred.
         began = time.monotonic()
         more = [node(cpu="4") for i in range(50)]
         has(site, "lab/c-1", *more)
         site.clusters = lambda: clusters() | {"lab/c-1": more}
-        await until(lambda: len(site.ledger.standing) >= 52, 60, "what fits is placed")
-        assert time.monotonic() - began < 30, "a quarter of a second on a quiet machine"
+        await until(lambda: len(site.ledger.standing) >= 52, 200, "what fits is placed")
+        assert time.monotonic() - began < 150, "a quarter of a second on a quiet machine"
         assert len(asked) <= len(site.ledger.standing) + 2
 
 
@@ -123,7 +125,7 @@ async def test_capacity_that_helps_no_waiting_group_asks_nobody(nats: NatsServer
         has(site, "lab/c-2", node(cpu="64"))
         # Once, by the leading merger: it has no answers yet that confine the groups to other clusters.
         loop = site.mergers[0].wait_loop
-        await until(lambda: all(w.confined for w in loop.waiting.groups.values()), 90, "each is asked about")
+        await until(lambda: all(w.confined for w in loop.waiting.groups.values()), 250, "each is asked about")
         await wait_for_round(site, asked)
         assert len(asked) <= 2 * WAITING, "and why not"
         asked.clear()
@@ -134,11 +136,11 @@ async def test_capacity_that_helps_no_waiting_group_asks_nobody(nats: NatsServer
         await wait_for_round(site, asked)
         assert not asked
         has(site, "lab/c-0", node(cpu="64", requested={"cpu": "58"}))
-        await until(lambda: len(site.ledger.standing) == 2, 40, "two are placed")
+        await until(lambda: len(site.ledger.standing) == 2, 120, "two are placed")
         assert set(site.ledger.standing) == {group("g0000"), group("g0001")}
         # The controller that confined them leaves, so they may use the free clusters.
         await site.bus.bucket("moorage-controllers").delete("only")
-        await until(lambda: len(site.ledger.standing) > 20, 40, "what it kept away is placed")
+        await until(lambda: len(site.ledger.standing) > 20, 150, "what it kept away is placed")
 
 
 async def test_a_long_round_is_interrupted_for_older_groups(nats: NatsServer, bus: Bus) -> None:
@@ -146,9 +148,9 @@ async def test_a_long_round_is_interrupted_for_older_groups(nats: NatsServer, bu
     async with open_merger(nats, bus, only="lab/c-0") as (site, asked):
         asked.clear()
         has(site, "lab/c-2", node(cpu="64"))
-        await until(lambda: len(asked) >= 100, 60, "a round is under way")
+        await until(lambda: len(asked) >= 100, 150, "a round is under way")
         has(site, "lab/c-0", node(cpu="64", requested={"cpu": "58"}))
-        await until(lambda: len(site.ledger.standing) == 2, 40, "two are placed")
+        await until(lambda: len(site.ledger.standing) == 2, 120, "two are placed")
         # The group that was being decided may have used some; all others have to wait for the oldest.
         assert group("g0000") in site.ledger.standing
         assert len(asked) < 2 * WAITING, "the others are not done yet"
