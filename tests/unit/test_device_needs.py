@@ -191,8 +191,9 @@ def test_relations_name_needs_that_there_are() -> None:
     assert twice == {"spec.apps[0].consumers[0].needs[1].name": "Duplicate"}
 
 
-def test_a_fraction_of_several_devices_in_a_manifest_is_refused() -> None:
-    found = _violations(requests={"gpu": "1500m"})
+@pytest.mark.parametrize("amount", ["1500m", "1000001", "9E", "1e30"])
+def test_an_amount_that_is_no_number_of_devices_in_a_manifest_is_refused(amount: str) -> None:
+    found = _violations(requests={"gpu": amount})
     assert found == {
         "spec.apps[0].manifests[0].spec.template.spec.containers[0].resources.requests.gpu": "InvalidQuantity"
     }

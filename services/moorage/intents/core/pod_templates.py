@@ -37,6 +37,9 @@ from .pod_fields import (
     WorkloadSpec,
 )
 
+#: More devices of a class than any node has, pages of memory among them.
+_MAX_DEVICES = 1_000_000
+
 
 class RollingNumbers(NamedTuple):
     """Numbers or percentages: how many pods a rolling update may run beyond the object's number, and how many may be
@@ -213,7 +216,8 @@ def _amounts(quantities: dict[str, Quantity], path: str, diagnostics: Diagnostic
         try:
             if is_class_resource(resource):
                 amounts[resource] = thousandths(text)
-                count_and_share(amounts[resource] or THOUSANDTHS)
+                if count_and_share(amounts[resource] or THOUSANDTHS)[0] > _MAX_DEVICES:
+                    raise ValueError(f"must be at most {_MAX_DEVICES}")
             else:
                 amounts[resource] = parse_amount(resource, text, True)
         except ValueError as error:
