@@ -28,8 +28,9 @@ from moorage.bus import Settings
 from moorage.mesh.discovery import installed
 from moorage.mesh.permissions import for_user
 
-#: Ports below those that the kernel gives to connections, a block for each process of a parallel test run.
-_FIRST_PORT, _PORTS_PER_PROCESS = 10_000, 1_400
+#: Ports below those that `moorage up` chooses, which are below those that the kernel gives to connections; a block for each process
+#: of a parallel test run.
+_FIRST_PORT, _PORTS_PER_PROCESS = 10_000, 750
 
 #: Where the data of servers is; None: where all temporary files are.
 data_root: Path | None = None
