@@ -65,19 +65,22 @@ class ActionFanout:
 
 
 def _request(record: GroupRecord, decision: Decision, budget_ms: float) -> bytes:
-    return _encode(
-        ActionAsk(
-            id=new_id(),
-            cause=decision.id,
-            group=decision.group,
-            revision=decision.revision,
-            budget_ms=budget_ms,
-            decision=decision_document(decision),
-            intents=list(record.resolved.intents),
-            manifests=redact(record.manifests),
-            apps=record.resolved.apps,
-        )
+    ask = ActionAsk(
+        id=new_id(),
+        cause=decision.id,
+        group=decision.group,
+        revision=decision.revision,
+        budget_ms=budget_ms,
+        decision=decision_document(decision),
+        intents=list(record.resolved.intents),
+        manifests=record.manifests,
+        apps=record.resolved.apps,
     )
+    request = _encode(ask)
+    if b'"Secret"' not in request:  # no object has that kind, which is quicker to see than to look at every field
+        return request
+    ask.manifests = redact(record.manifests)
+    return _encode(ask)
 
 
 def _answer_of(name: str, reply: Reply, record: GroupRecord) -> ActionResult:
