@@ -59,8 +59,10 @@ class Pods:
                 self._holding.add(name)
                 self.most = max(self.most, len(self._holding))
         phase = pod["status"].get("phase")
-        if phase == "Running" and key.namespace == TEAM and name not in self._running:
+        # kwok may write once more that a Pod runs which has ended, as no kubelet does: it is ended again.
+        if phase == "Running" and key.namespace == TEAM and (name not in self._running or name in self.over):
             self._running.add(name)
+            self.over.discard(name)
             self.on_running(key.name)
         if phase in ("Succeeded", "Failed"):
             self.over.add(name)
