@@ -444,7 +444,7 @@ def test_two_million_rows_stay_small() -> None:
 
 def test_adopting_takes_over_everything() -> None:
     fleet, other = Fleet(), Fleet()
-    own = {"on_change", "clusters", "resets", "tick", "_reset_tick", "_sums", "slot_users"}
+    own = {"on_change", "clusters", "resets", "tick", "_reset_tick", "_sums", "slot_users", "slot_times"}
     for name in vars(other).keys() - own:
         setattr(other, name, copy(getattr(other, name)))  # so that no small value is the same object by chance
     fleet.adopt(other)
