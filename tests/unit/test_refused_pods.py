@@ -120,6 +120,17 @@ def test_pods_that_are_about_to_be_refused_are_not_followed() -> None:
     assert site.nodes.count("n-1") >= 1
 
 
+def test_who_waits_is_tested_against_nodes_that_refuse_pods_no_more() -> None:
+    site = Site("n-0", "n-0")
+    fleet = site.writer.fleet
+    site.report(["n-0", "n-1"])
+    tick = fleet.tick
+    site.report(["n-1"])
+    improved = fleet.improved_since(tick)
+    assert improved is not None
+    assert improved.tolist() == [fleet.row_of(0, "n-0")]
+
+
 def test_what_runs_on_the_node_stays() -> None:
     site = Site("n-0", "n-0")
     site.report(["n-0"], {"n-0": 1}, {"n-0": 2})

@@ -33,7 +33,7 @@ class ChangeTicks(ClusterColumns):
 
     def improved_since(self, tick: int) -> NDArray[np.intp] | None:
         """Returns the rows that may fit something since `tick` that they did not before: they have more free, other
-        labels or taints, or are usable again. None if everything was replaced since."""
+        labels or taints, are usable again or admit pods again. None if everything was replaced since."""
         if tick < self._reset_tick:
             return None
         rows = self.rows_in(np.flatnonzero(self._improved_cluster[: self.size] > tick))

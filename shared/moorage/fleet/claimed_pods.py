@@ -43,6 +43,10 @@ class ClaimedPods:
         """Returns claim → nodes of a cluster that did not admit its pods and have not changed since."""
         return self._refused.get(cid, {})
 
+    def refusals(self, cid: int) -> set[tuple[str, str]]:
+        """Returns the claims of a cluster whose pods nodes did not admit, each with such a node."""
+        return {(claim, node) for claim, nodes in self._refused.get(cid, {}).items() for node in nodes}
+
     def refusal_words(self, cid: int) -> dict[str, str]:
         """Returns claim → what the node of a cluster said that refused one of its pods last."""
         return self._words.get(cid, {})

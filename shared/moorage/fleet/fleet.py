@@ -187,6 +187,7 @@ class Fleet(NodeParts):
         node_sets: list[int] = []
         restated: list[int] = []
         claims: set[str] = set()
+        admitted: set[tuple[int, str]] = set()
         offset = 0
         for part in parts:
             begin, offset = offset, offset + part.rows
@@ -199,7 +200,9 @@ class Fleet(NodeParts):
                 restated.append(cid)
             if part.labels is not None or part.state & GONE:
                 self.clusters.relabel(cid, part.name, part.labels or {})
+            refused = self.pods.refusals(cid)
             claims.update(self.pods.restate(part))
+            admitted.update((cid, node) for _, node in refused - self.pods.refusals(cid))
             if part.rows or part.whole or part.gone:
                 rows, new, moved = self._place(part)
                 targets.append(rows)
@@ -220,6 +223,8 @@ class Fleet(NodeParts):
             self._requalify(self.rows_in(np.array(restated)))
         cids = np.array(changed, np.int32)
         self._changed[cids] = self.tick
+        for cid, node in admitted:
+            self.note_improved(cid, node)
         self._sums.restate(cids)
         if changed and EXCLUSIVE in self._resources:  # derived only once it was asked for
             self._derive_exclusive(cids)
