@@ -133,7 +133,7 @@ class SlotService:
     async def _settle_with_documents(self, cluster: ClusterMachines) -> Answer:
         if any(cluster.name in stored.clusters for stored in self.documents.values()):
             async with self._lock(cluster.name):
-                grants = self._planner(cluster, self._now()).grants()
+                grants = self._planner(cluster, self._now()).grants(new=False)
                 if grants.withdrawn or grants.observed:  # before slots of the documents are laid out
                     await self._grant(grants.observed, grants.withdrawn, observed=True)
             await self._settle_documents(cluster.name)

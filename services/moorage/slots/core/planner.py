@@ -187,8 +187,8 @@ class Planner:
                 plan.changed.append(ReservedSlots(machine=reserved.machine, cluster=reserved.cluster))
         return plan
 
-    def grants(self) -> GrantPlan:
-        """Plans the guests of all machine types. Of guests whose type has no slots here only ends are noted."""
+    def grants(self, *, new: bool = True) -> GrantPlan:
+        """Plans the guests of all machine types. Of guests whose type has no slots here only ends are noted. `new`: gives out slots, too."""
         total = GrantPlan()
         guests: dict[str, list[GuestReport]] = {}
         for guest in self._cluster.guests.values():
@@ -201,7 +201,8 @@ class Planner:
             held.setdefault(slot.machine, {})[uid] = slot
         placed = self._placed()
         for key in sorted({*guests, *held}):
-            mine, slots = guests.get(key, []), held.get(key, {})
+            slots = held.get(key, {})
+            mine = [guest for guest in guests.get(key, ()) if new or guest.node or guest.uid in slots]
             if self._stays(key):  # a cluster that started since knows its guests no more
                 text = f"{key} stays as it is until its Machine is valid again"
                 total.waiting += [short_of(g, text) for g in mine if g.uid not in slots and g.state == "waiting"]

@@ -104,7 +104,8 @@ def _free_slots(fleet: Fleet, resource: str) -> tuple[np.ndarray[tuple[int], np.
     """Returns the free slots of usable nodes by cluster, and whether any cluster ever had one."""
     column = fleet.free(resource)
     if column is None:
-        return np.zeros(fleet.size, np.int64), False
+        machine, _ = machine_of(resource) or ("", "")
+        return np.zeros(fleet.size, np.int64), machine in fleet.slot_times  # windows may keep all of them
     rows = np.flatnonzero(fleet.usable[: fleet.n] & (fleet.cluster[: fleet.n] >= 0) & (column[: fleet.n] > 0))
     return np.bincount(fleet.cluster[rows], weights=column[rows], minlength=fleet.size).astype(np.int64), True
 
