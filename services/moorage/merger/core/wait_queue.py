@@ -17,7 +17,7 @@ from moorage.model.shapes import Shape, ShapedApp
 
 #: Seconds until a retry after a required controller gave no answer, or one from before the newest changes; doubled each time
 #: up to the second value.
-BACK_OFF, BACK_OFF_MOST = 0.2, 30.0
+BACK_OFF, BACK_OFF_MOST = 0.25, 30.0
 _SILENT = {"ControllerTimeout", "ControllerError"}
 
 
