@@ -112,6 +112,8 @@ def test_every_spelling_of_a_machine_is_stored_in_one_form(spec: dict[str, Any])
         ({"machine": "g/large", "maxRuntime": "soon"}, {"spec.maxRuntime": "InvalidQuantity"}),
         ({"machine": "g/large", "requests": 1}, {"spec.requests": "Contradiction"}),
         ({"machine": "g/large", "one_of": []}, {"spec.one_of": "Contradiction"}),
+        ({"resource": {"oneOf": []}}, {"spec.resource.oneOf": "Required"}),
+        ({"class": ""}, {"spec.class": "Required"}),
         ({"machine": "g/large", "weight": 3}, {"spec": "Contradiction"}),
         ({"machine": "g/large", "mandatory": False}, {"spec": "Contradiction"}),
         ({"machine": "g/large", "allocatable": False}, {"spec.machine": "Contradiction"}),

@@ -106,7 +106,8 @@ def _amount(
 ) -> v2_bodies.Amount:
     if spec.weight is not None and not 1 <= spec.weight <= 10:
         diagnostics.error("spec.weight", "OutOfRange", "must be 1 to 10")
-    whole = "machine" if resource.machine is not None else "class" if resource.class_ or resource.one_of else ""
+    is_class = resource.class_ is not None or resource.one_of is not None
+    whole = "machine" if resource.machine is not None else "class" if is_class else ""
     if whole and spec.allocatable is False:
         diagnostics.error(f"{at}.{whole}", "Contradiction", "is only for allocatable resources")
     if whole == "machine":
@@ -154,6 +155,9 @@ def _devices(resource: _Resource, at: str, diagnostics: Diagnostics, *, check: b
     ]
     if others:
         diagnostics.error(f"{at}.{others[0]}", "Contradiction", "belongs to a resource or a label, not to a class")
+    elif not (found.class_ or found.one_of):
+        field, what = ("class", "the name of a class") if resource.one_of is None else ("oneOf", "at least one choice")
+        diagnostics.error(f"{at}.{field}", "Required", f"is required: {what}")
     elif check:
         _check(msgspec.convert(whole_need(found), Need), at, diagnostics)
     return found
