@@ -12,7 +12,7 @@ from moorage.fleet import Fleet
 from moorage.fleet.redis_store import FAILURES, FleetStore, GenerationChanged
 from moorage.ledger import LOG, CountedClaim, Family, Ledger, decode_commit, open_room, read_snapshot
 from moorage.model.allocations import IN_COMMON
-from moorage.model.claims import Commit, Decision, Settlement
+from moorage.model.claims import Claim, Commit, Decision, Settlement
 from moorage.model.slots import Slot, resource_of_part
 from moorage.parts.layout import part_id
 
@@ -72,11 +72,13 @@ def violations(
         if active is not None:
             family_of[ident] = active.family
             families.add(active.family)
+            families |= {ledger.claims[other].family for other in _going_with_devices(active.group, ledger)}
         for family in families:
             for key, amount in counted.pop(family, ()):
                 taken[key] -= amount
             claims = ledger.family_of(family)
-            reserved = open_room([CountedClaim(_told_slots(claim.slots)) for claim in claims]) if claims else {}
+            counted_claims = [CountedClaim(_told_slots(_without_passed_on(claim, ledger))) for claim in claims]
+            reserved = open_room(counted_claims) if claims else {}
             mine = [
                 (key_of(family.cluster, node, name), amount)
                 for node, amounts in reserved.items()
@@ -133,6 +135,38 @@ def violations(
             forgiven.update((key, taken[key]) for key in touched)
         beyond(touched, str(seq))
     return found
+
+
+def _going_with_devices(group: str, ledger: Ledger) -> list[str]:
+    going = (ident for ident in ledger.by_group.get(group, ()) if ledger.claims[ident].withdrawn)
+    return [ident for ident in going if any(slot.devices for slot in ledger.claims[ident].claim.slots)]
+
+
+def _without_passed_on(claim: Claim, ledger: Ledger) -> list[Slot]:
+    """Returns the slots without what another object of the app has from this one, which goes: devices of a ResourceClaim that pods of both
+    have together."""
+    active = ledger.claims[claim.id]
+    if not active.withdrawn or not any(slot.devices for slot in claim.slots):
+        return claim.slots
+    others = [ledger.claims[ident] for ident in ledger.by_group.get(active.group, ())]
+    passed_on = {
+        (slot.node, grant.part, grant.name)
+        for other in others
+        if not other.withdrawn and (other.claim.app, other.claim.cluster) == (claim.app, claim.cluster)
+        for slot in other.claim.slots
+        for grant in slot.devices
+        if "/" in grant.need
+    }
+    return [
+        msgspec.structs.replace(
+            slot,
+            parts={
+                part: {name: n for name, n in amounts.items() if (slot.node, part, name) not in passed_on}
+                for part, amounts in slot.parts.items()
+            },
+        )
+        for slot in claim.slots
+    ]
 
 
 def _told_slots(slots: Sequence[Slot]) -> list[Slot]:

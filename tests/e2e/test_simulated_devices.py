@@ -224,6 +224,10 @@ def test_pods_that_have_a_claim_together_come_and_go(mesh: Mesh) -> None:
         ({"x": 4, "y": 2}, {"Deployment/x": 4}),
         ({"x": 1, "y": 2}, {"Deployment/x": 1}),
         ({"x": 3}, {"Deployment/x": 3}),
+        ({"x": 3, "y": 2}, {"Deployment/x": 3}),
+        ({"x": 0, "y": 2}, {"Deployment/y": 2}),
+        ({"x": 2, "y": 2}, {"Deployment/y": 2}),
+        ({"x": 1}, {"Deployment/x": 1}),
     ]
     for number, (pods, found) in enumerate(steps, 1):
         apply(mesh, together(**pods))

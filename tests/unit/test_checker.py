@@ -8,6 +8,7 @@ import pytest
 from moorage.bus import Bus
 from moorage.ledger import LOG, Ledger, write_snapshot
 from moorage.model.claims import Claim, Commit, Decision, IntentRef, Reassignment, Release, Slot, Withdrawal
+from moorage.model.slots import DeviceGrant, resource_of_part
 from moorage_testkit.fleets import fleet_of, node
 from moorage_testkit.invariants import counting_pods, read_log, room_in, room_now, violations
 
@@ -128,6 +129,21 @@ WRONG = {
         "1: a group is decided twice in one commit",
     ),
 }
+
+
+@pytest.mark.parametrize(("need", "is_legal"), [("gpu/one", True), ("gpu", False)])
+def test_devices_of_a_claim_that_pods_have_together_pass_from_object_to_object(need: str, is_legal: bool) -> None:
+    grant = DeviceGrant(part="g0", need=need, name="GPU", amount=1)
+    first = decided("g", [Slot(node="n-0", parts={"g0": {"GPU": 1}}, devices=[grant])])
+    (claim,) = first.claims
+    other = msgspec.structs.replace(claim, id="other", decision="g-2", object="another")
+    commits = numbered(
+        Commit(entries=[first]),
+        Commit(entries=[msgspec.structs.replace(first, id="g-2", revision=2, claims=[other])]),
+    )
+    room = {"lab/one": {"n-0": {resource_of_part("g0", "GPU"): 1}}}
+    found = violations(commits, room)
+    assert found == [] if is_legal else "claimed are 2" in found[0]
 
 
 @pytest.mark.parametrize("what", LEGAL)

@@ -122,7 +122,8 @@ def _claims_of(record: Revision, ledger: Ledger) -> Collection[str]:
 def wanted_on(group: str, app: str, shape: Shape, cluster: str, own: Sequence[OwnClaim]) -> Wanted:
     """Returns the object as it is wanted on the cluster, where the app has these claims."""
     claim = claim_id(group, app, shape.object, cluster, shape.template)
-    return Wanted(shape, claim, [one for one in own if one.object == shape.object])
+    mine = [one for one in own if one.object == shape.object]
+    return Wanted(shape, claim, mine, [one for one in own if one.object != shape.object])
 
 
 def _stays(wanted: Wanted, cid: int, fleet: Fleet) -> bool:

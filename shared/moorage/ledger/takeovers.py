@@ -44,11 +44,13 @@ Limits = Mapping[tuple[int, str], int]
 
 
 class Wanted(NamedTuple):
-    """An object to place on a cluster. `claim`: its id there; `own`: the object's claims there, the newest last."""
+    """An object to place on a cluster. `claim`: its id there; `own`: the object's claims there, the newest last; `beside`: those of
+    other objects of the app there."""
 
     shape: Shape
     claim: str
     own: Sequence[OwnClaim] = ()
+    beside: Sequence[OwnClaim] = ()
 
     @property
     def mine(self) -> OwnClaim | None:
