@@ -348,9 +348,28 @@ async def test_two_stores_write_one_group_concurrently(mesh: Mesh) -> None:
     last = next(n for n, a in enumerate(answers, 1) if a["revision"] == 13)
     record = await mesh.the_record()
     assert (record.revision, record.resolved.apps[0].replicas) == (13, last)
+    # What is kept of a revision is what was acknowledged for it.
+    acknowledged = {1: 100} | {answer["revision"]: n for n, answer in enumerate(answers, 1)}
     revisions = mesh.bus.bucket("moorage-revisions")
-    for n in range(1, 13):
-        assert await revisions.get(f"{group_tokens(record.group)}.{n}") is not None
+    for revision in range(1, 13):
+        kept = await revisions.get(f"{group_tokens(record.group)}.{revision}")
+        assert kept is not None
+        found = msgspec.json.decode(kept.value, type=GroupRecord)
+        assert (found.revision, found.resolved.apps[0].replicas) == (revision, acknowledged[revision])
+
+
+async def test_a_kept_revision_is_the_newest_that_was_stored_of_it(mesh: Mesh) -> None:
+    await mesh.apply(application())
+    revisions, key = mesh.bus.bucket("moorage-revisions"), group_tokens("default/shop/v1/default")
+    # As if a store that knew an earlier record of this revision had died between its two writes.
+    earlier = msgspec.structs.replace(await mesh.the_record(), state="Approved")
+    await revisions.put(f"{key}.1", msgspec.json.encode(earlier))
+    assert (await mesh.act("terminate"))["accepted"]
+    terminated = await mesh.the_record()
+    assert (terminated.revision, terminated.state) == (1, "Terminated")
+    assert (await mesh.apply(application(replicas=2)))["revision"] == 2
+    kept = await revisions.get(f"{key}.1")
+    assert kept is not None and msgspec.json.decode(kept.value, type=GroupRecord) == terminated
 
 
 async def test_two_stores_write_many_groups_concurrently(mesh: Mesh) -> None:

@@ -4,7 +4,7 @@ with every change. The cache may be behind the buckets, so every write names the
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -19,16 +19,43 @@ from .core.validate import AcceptedIntent
 
 _data = msgspec.json.Decoder(dict[str, Any])
 
+#: Bytes of stored records that are kept as well, so that most updates need not read what they replace.
+MAX_RECORDS = 8 << 20
+
 
 class CachedGroup(NamedTuple):
     head: Head
     at: int  # the bucket's revision of the record
 
 
+class NewestRecords:
+    """Keeps the stored records that were written or read last, up to so many bytes."""
+
+    def __init__(self, limit: int = MAX_RECORDS) -> None:
+        self._limit, self._size = limit, 0
+        self._records: OrderedDict[str, tuple[int, bytes]] = OrderedDict()
+
+    def put(self, tokens: str, at: int, value: bytes) -> None:
+        self.drop(tokens)
+        self._records[tokens] = at, value
+        self._size += len(value)
+        while self._size > self._limit:
+            self.drop(next(iter(self._records)))
+
+    def get(self, tokens: str, at: int) -> bytes | None:
+        """Returns the group's record at this revision of the bucket, if it is kept."""
+        kept_at, value = self._records.get(tokens, (0, None))
+        return value if kept_at == at else None
+
+    def drop(self, tokens: str) -> None:
+        self._size -= len(self._records.pop(tokens, (0, b""))[1])
+
+
 class GroupCache:
     def __init__(self, groups: Bucket, documents: Bucket) -> None:
         self._groups, self._documents = groups, documents
         self.known: dict[str, CachedGroup] = {}  # by the group's tokens
+        self.records = NewestRecords()
         self._unfinished: set[str] = set()  # groups, by their tokens, of which a step waits for what others do
         self.stale: set[str] = set()  # groups whose record may lack intents that name them
         self.stale_added = asyncio.Event()
@@ -61,10 +88,12 @@ class GroupCache:
         known = self.known.get(group_tokens(head.group))
         return known.at if known is not None and known.head is head else -1
 
-    def remember(self, tokens: str, known: CachedGroup) -> None:
+    def remember(self, tokens: str, known: CachedGroup, value: bytes) -> None:
+        """`value`: the record that is stored."""
         old = self.known.get(tokens)
         if old is None or known.at >= old.at:
             self.known[tokens] = known
+            self.records.put(tokens, known.at, value)
             head = known.head
             waits = head.leaving or (head.succeeds and head.state == "Instantiated")
             (self._unfinished.add if waits else self._unfinished.discard)(tokens)
@@ -74,6 +103,7 @@ class GroupCache:
         old = self.known.get(tokens)
         if old is not None and (at == 0 or at > old.at):
             del self.known[tokens]
+            self.records.drop(tokens)
             self._unfinished.discard(tokens)
 
     def _on_group(self, tokens: str, value: bytes | None, at: int) -> None:
@@ -82,7 +112,7 @@ class GroupCache:
             return
         known = self.known.get(tokens)
         if known is None or known.at < at:
-            self.remember(tokens, CachedGroup(transitions.head_of(value), at))
+            self.remember(tokens, CachedGroup(transitions.head_of(value), at), value)
             self.mark_if_behind(str(GroupName.from_tokens(tokens)))
 
     # Standalone intents

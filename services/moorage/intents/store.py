@@ -264,7 +264,7 @@ class GroupStore:
             for _ in range(ATTEMPTS):
                 entry = await self._read(tokens) if is_fresh else None
                 if unacknowledged is not None and entry is not None and entry.value == unacknowledged[0]:
-                    return await self._finish(group, unacknowledged[1], entry.revision, cause)
+                    return await self._finish(group, unacknowledged[1], entry.revision, entry.value, cause)
                 if unacknowledged is not None and entry is None and await self._was_deleted(tokens, unacknowledged[1]):
                     return _carried_out(group, unacknowledged[1])
                 known = self.cache.known.get(tokens)
@@ -296,7 +296,7 @@ class GroupStore:
                     # The write may have happened: the next attempt reads before it writes again.
                     unacknowledged = (value, change)
                     continue
-                return await self._finish(group, change, at, cause)
+                return await self._finish(group, change, at, value, cause)
         raise Refused(conflict(f"group {group} keeps changing; try again"))
 
     async def _was_deleted(self, tokens: str, change: Transition) -> bool:
@@ -314,17 +314,29 @@ class GroupStore:
                     raise
                 return await self._groups.create(tokens, value)
         if revision > known.head.revision:
-            entry = await self._groups.get(tokens)
-            if entry is None or entry.revision != known.at:
-                raise Conflict(f"{tokens} changed")
-            await self._revisions.put(f"{tokens}.{known.head.revision}", entry.value)
+            await self._keep(tokens, known)
             reached("intents.kept")
         return await self._groups.update(tokens, value, known.at)
 
-    async def _finish(self, group: str, change: Transition, at: int, cause: str) -> Done:
+    async def _keep(self, tokens: str, known: CachedGroup) -> None:
+        """Stores the record among the old revisions."""
+        key = f"{tokens}.{known.head.revision}"
+        record = self.cache.records.get(tokens, known.at)
+        if record is not None:
+            try:
+                await self._revisions.update(key, record, 0)
+                return
+            except Conflict:
+                pass  # it was stored before, and only what the bucket has now may replace it
+        entry = await self._groups.get(tokens)
+        if entry is None or entry.revision != known.at:
+            raise Conflict(f"{tokens} changed")
+        await self._revisions.put(key, entry.value)
+
+    async def _finish(self, group: str, change: Transition, at: int, value: bytes, cause: str) -> Done:
         record = change.record
         assert record is not None
-        self.cache.remember(group_tokens(group), CachedGroup(Head.of(record), at))
+        self.cache.remember(group_tokens(group), CachedGroup(Head.of(record), at), value)
         reached("intents.stored")
         ident = record.told[1] if record.told else ""
         await self.events.publish(
@@ -346,7 +358,7 @@ class GroupStore:
         if entry is None:
             self.cache.forget(tokens)
         else:
-            self.cache.remember(tokens, CachedGroup(transitions.head_of(entry.value), entry.revision))
+            self.cache.remember(tokens, CachedGroup(transitions.head_of(entry.value), entry.revision), entry.value)
         return entry
 
     def lock(self, key: str) -> asyncio.Lock:
