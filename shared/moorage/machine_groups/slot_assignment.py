@@ -24,6 +24,7 @@ class SlotAssignment:
         self.h, self.now, self.s = handover, now, situation
         self.on: dict[str, Counter[str]] = {}
         self.offline_on: dict[str, Counter[str]] = {}
+        self.offline_total: Counter[str] = Counter()  # type → slots given alone, to it or to types in it
         self.total: Counter[str] = Counter()
         self.grants: dict[str, dict[str, StoredGrant]] = {}
         self.opened: set[str] = set()  # uids of guests that are pinned and expected to be bound
@@ -53,7 +54,9 @@ class SlotAssignment:
         self.on.setdefault(node, Counter())[machine_type] += 1
         self.total[machine_type] += 1
         if alone:
-            self.offline_on.setdefault(node, Counter())[machine_type] += 1
+            there = self.offline_on.setdefault(node, Counter())
+            self.offline_total.update(self._more_taken(machine_type, there))
+            there[machine_type] += 1
 
     def _count_holders(self) -> None:
         """Counts guests that are bound, and those that are pinned and may still be bound."""
@@ -173,18 +176,22 @@ class SlotAssignment:
             return False
         alone_more = Counter(self.offline_on.get(node, Counter()))
         alone_more[machine_type] += 1
-        return self.h.taken(alone_more, root) <= alone and self._is_set_aside(machine_type, node, alone_more)
+        return self.h.taken(alone_more, root) <= alone and self._is_set_aside(machine_type, node)
 
-    def _is_set_aside(self, machine_type: str, node: str, there: Counter[str]) -> bool:
-        """Returns whether the cluster may have so many alone on a Node, of a type and of those in which it lives."""
-        while machine_type:
-            most = self.s.set_aside.get(machine_type)
-            if most is not None:
-                on = {**self.offline_on, node: there}
-                if sum(self.h.taken(counts, machine_type) for counts in on.values()) > most:
-                    return False
+    def _is_set_aside(self, machine_type: str, node: str) -> bool:
+        """Returns whether the cluster may have one more alone on a Node, of a type and of those in which it lives."""
+        more = self._more_taken(machine_type, self.offline_on.get(node, Counter()))
+        limits = ((name, self.s.set_aside.get(name)) for name in more)
+        return all(most is None or self.offline_total[name] + more[name] <= most for name, most in limits)
+
+    def _more_taken(self, machine_type: str, there: Counter[str]) -> dict[str, int]:
+        """Returns how many slots one more guest takes of its type and of each in which that lives, on a Node where these are."""
+        with_it = there + Counter([machine_type])
+        more: dict[str, int] = {}
+        while machine_type in self.h.sizes:
+            more[machine_type] = self.h.taken(with_it, machine_type) - self.h.taken(there, machine_type)
             machine_type = self.h.sizes[machine_type].parent
-        return True
+        return more
 
     def _grant(self, name: str) -> None:
         """Gives free slots to guests by priority and age. Those that leave first are given first, so that no other has to move."""
