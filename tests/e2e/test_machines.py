@@ -342,6 +342,10 @@ async def test_a_window_lets_its_guests_in_and_ends_them(mesh: Mesh, tmp_path: P
     assert begin <= guests()[uid]["grantedAt"] / 1000, "never before"
     await bus.close()
     await until(lambda: uid not in guests(), 60, "it is ended")
+    await until(
+        lambda: any(g["reason"] == "WindowLate" for g in guests().values()), 30, "the next is told that it is late"
+    )
+    assert not any(g["grantedAt"] for g in guests().values() if g["window"]), "it is not let in to end at once"
     await until(lambda: phase(mesh, "plain") == "Running", 60, "the slot is anyone's again")
     for name in ("plain", "timed"):
         remove(mesh, name)

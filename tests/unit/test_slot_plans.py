@@ -370,6 +370,20 @@ def test_guests_of_a_window_that_is_over_or_unknown_are_told_so() -> None:
     ]
 
 
+def test_nobody_is_let_into_a_window_to_end_at_once() -> None:
+    """The pods of a Deployment end a grace period and 5 s before their window, and others come in their place."""
+    fields: dict[str, object] = {"spans": [span("w", 3, -500, 40)], "windows": {"w": 3}}
+    guests = [guest("in-time", window="w"), guest("short", window="w", grace=33, seconds=2)]
+    late = guest("late", window="w", grace=33)
+    found = plan([*guests, late], **fields)  # type: ignore[arg-type]
+    assert [s.uid for s in found.granted] == ["in-time", "short"]
+    assert [(r.uid, r.code) for r in found.waiting] == [("late", "WindowLate")]
+    assert found.waiting[0].message.endswith(": this pod would end 38 s before")
+    fields["spans"] = [span("w", 3, 20, 55)]
+    found = plan([guest("soon", window="w"), guest("brief", window="w", grace=25)], **fields)  # type: ignore[arg-type]
+    assert [s.uid for s in found.granted] == ["brief"], "the window is shorter than the other's grace period and margin"
+
+
 @pytest.mark.parametrize("seed", range(100))
 def test_random_guests_never_share_a_slot_and_nobody_waits_beside_a_free_one(seed: int) -> None:
     rng = Random(seed)

@@ -42,7 +42,7 @@ CODES: dict[str, str] = {
     "NamespaceNotEnabled": "The namespace is there and not enabled for machines, so its pods get no slots.",
     "MeshUnreachable": "The cluster is cut off from the mesh: new guests wait, unless slots are set aside for this.",
     "WindowClosed": "The window has not begun, or windows keep the slots that are free.",
-    "WindowLate": "The window has ended.",
+    "WindowLate": "The window has ended, or ends too soon for a pod to start.",
     "OtherControllerActive": "Another controller still acts on the same Machines; ours only reports.",
     "NotEnoughClusters": "Fewer clusters qualify than the app needs.",
     "ReplicasConflict": "Two answers, or an answer and the document, request different numbers of clusters for one app.",

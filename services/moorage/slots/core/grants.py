@@ -9,7 +9,7 @@ from math import inf
 from typing import NamedTuple
 
 from moorage.machine_groups.guest_rules import PlacedGuests
-from moorage.machine_groups.windows import AHEAD, Holder, Span, end_of, may_enter
+from moorage.machine_groups.windows import AHEAD, MARGIN, Holder, Span, deadline_seconds, end_of, may_enter
 from moorage.model.machine_slots import GrantedSlot, reservation_claim, slot_resource
 from moorage.model.machines import Allow, GuestReport, WaitingReason
 
@@ -234,8 +234,12 @@ def refusal_of(use: SlotUse, guest: GuestReport, now: float) -> WaitingReason | 
         if now < span.begin - AHEAD:
             text = f"the window {guest.window} begins at {span.window.from_}"
             return WaitingReason(uid=guest.uid, code="WindowClosed", message=text)
-        if now >= span.end:
+        left = deadline_seconds(span.end, max(now, span.begin), guest.grace, guest.seconds)
+        if left < min(MARGIN, guest.seconds or MARGIN):  # clocks differ, and times of pods are whole seconds
             text = f"the window {guest.window} ended at {span.window.until}"
+            if now < span.end:
+                before = f"this pod would end {guest.grace + MARGIN:.0f} s before"
+                text = f"the window {guest.window} ends at {span.window.until}: {before}"
             return WaitingReason(uid=guest.uid, code="WindowLate", message=text)
     if not guest.ready or guest.not_before > now:
         return WaitingReason(
