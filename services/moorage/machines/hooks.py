@@ -1,11 +1,11 @@
-"""Answers the API server's questions about Pods and Machines. An answer rests on what reflectors know, and on a list if they know less
-than the request needs: a guest may come right after its Machine."""
+"""Answers the API server's questions about Pods and Machines. An answer rests on what reflectors know, and on the API server if they know
+less than the request needs: a guest may come right after its Machine, and a Machine right after its Nodes."""
 
 from __future__ import annotations
 
 import time
 from base64 import b64encode
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any
 
 import msgspec
@@ -54,6 +54,8 @@ _encode = msgspec.json.Encoder().encode
 
 #: Returns the Machines as the API server has them now.
 ListGroups = Callable[[], Awaitable[Mapping[str, MachineGroup]]]
+#: Returns which of these Nodes the API server has now.
+FindNodes = Callable[[Collection[str]], Awaitable[Collection[str]]]
 Answer = tuple[Denied | None, list[dict[str, Any]], list[str]]
 
 
@@ -65,11 +67,12 @@ class Hooks:
         state: ClusterMachines,
         user: str,
         list_groups: ListGroups,
+        find_nodes: FindNodes,
         look_for_other: Callable[[], Awaitable[None]],
         observe: Observe,
     ) -> None:
         self._state, self._user, self._list, self._observe = state, user, list_groups, observe
-        self._look_for_other = look_for_other
+        self._find_nodes, self._look_for_other = find_nodes, look_for_other
         self._answers = {INJECT: self.inject, CHECK: self.check, MACHINES: self.check_machine}
 
     def server(self) -> web.Server:
@@ -163,6 +166,10 @@ class Hooks:
         if request.operation == "UPDATE" and (request.old_object or {}).get("spec") == machine.get("spec"):
             around = around._replace(nodes=None, stored=True)
         found = read(machine, around)
+        if around.nodes is not None and any(v.code == "UnknownNode" for v in found.violations):
+            entries = [e for e in machine["spec"]["nodePool"] if isinstance(e, dict)]
+            unknown = {name for e in entries if isinstance(name := e.get("name"), str) and name not in around.nodes}
+            found = read(machine, around._replace(nodes={*around.nodes, *await self._find_nodes(unknown)}))
         warnings = [warning.message for warning in found.warnings]
         if self._state.other_controller:
             return None, [], warnings + [f"{v.path}: {v.message} [{v.code}]" for v in found.violations]

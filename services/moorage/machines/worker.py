@@ -8,11 +8,11 @@ import socket
 import ssl
 import time
 from base64 import b64decode
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import msgspec
 import structlog
@@ -37,7 +37,7 @@ from .mesh_documents import write_documents
 from .mesh_sync import MeshSync
 from .metrics import MachineMetrics
 from .other_controller import OtherController
-from .requests import Requests, collection
+from .requests import MAX_AT_ONCE, Requests, collection
 
 log = structlog.get_logger("machines")
 #: Seconds that changes are gathered after a plan. One that comes alone does not wait.
@@ -134,7 +134,8 @@ class MachinesWorker:
         user = await self._user()
         await self._read_keys()
         await self._other.look()
-        hooks = Hooks(self._state, user, self._list_groups, self._other.look, self._metrics.observe_admission)
+        find = self._list_groups, self._find_nodes, self._other.look
+        hooks = Hooks(self._state, user, *find, self._metrics.observe_admission)
         runner = web.ServerRunner(hooks.server())
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -273,6 +274,18 @@ class MachinesWorker:
             self._state.put_machine(machine)
         self._changed.set()
         return self._state.groups()
+
+    async def _find_nodes(self, names: Collection[str]) -> set[str]:
+        """Asks the API server for Nodes that no watch has shown yet."""
+
+        async def find(name: str) -> str:
+            try:
+                return name if await self.api.get(f"{collection('Node')}/{quote(name, safe='')}", brief=True) else ""
+            except (ApiError, Unreachable) as error:
+                log.warning("a Node cannot be read", node=name, error=str(error))
+                return ""
+
+        return set(await asyncio.gather(*map(find, sorted(names)[:MAX_AT_ONCE]))) - {""}
 
     # --- certificates
 

@@ -427,6 +427,8 @@ class ClusterObjects:
 
     def surroundings(self, name: str, before: Object | None) -> Surroundings:
         """Returns what a Machine is checked against."""
+        if self.machines_changed:
+            self.read_machines()
         others = {n: group.machine for group in self.by_group.values() if (n := group.machine.name) != name}
         old = read(before, Surroundings(stored=True)).machine if before is not None else None
         return Surroundings(self.nodes.keys(), others, old)
