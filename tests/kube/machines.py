@@ -66,7 +66,7 @@ def hooks_answer(cluster: MachineCluster) -> bool:
     try:
         cluster.pod(TEAM, "probe", {MACHINE_TYPE: "none"}, query="?dryRun=All")
     except Refused as refused:
-        return "MachineUnknown" in refused.message
+        return "inject-" in refused.message and "MachineUnknown" in refused.message
     return False
 
 

@@ -15,10 +15,11 @@ from moorage.machine_groups.names import (
     SLOT_GATE,
     SLOT_OF,
 )
+from moorage.machines.hook_configurations import NAME, mutating, paths
 from moorage_testkit.machine_cluster import MachineCluster, Refused
 
 from .conftest import settled
-from .machines import GUEST, NODES, TEAM, cluster, process, ready, the_machine, usage
+from .machines import GUEST, NODES, TEAM, cluster, hooks_answer, process, ready, the_machine, usage
 
 __all__ = ["cluster", "process", "ready"]  # fixtures, with a control plane of this module
 
@@ -199,3 +200,28 @@ async def test_pods_that_were_there_count_once_their_namespace_is_enabled(cluste
         for name in ("typed", "grouped", "plain"):
             cluster.delete_pod("later", name)
     await usage(cluster, 3, 3, 0, 0)
+
+
+async def test_a_pod_that_asks_for_a_slot_after_it_could_be_injected_is_refused(
+    cluster: MachineCluster, ready: None
+) -> None:
+    """Another hook may have made it ask. In a namespace that is not enabled, nobody is asked about it."""
+    cluster.machine(the_machine(1))
+    await usage(cluster, 1, 1, 0, 0)
+    configurations = paths()["MutatingWebhookConfiguration"]
+
+    def is_refused() -> bool:
+        try:
+            cluster.pod(TEAM, "late", GUEST, query="?dryRun=All")
+        except Refused as refused:
+            return "another hook changed what a guest needs" in refused.message
+        return False
+
+    cluster.delete(f"{configurations}/{NAME}")
+    try:
+        await settled(is_refused, 20, "a guest that was not injected is refused")
+        cluster.pod(TEAM, "other", {"app": "x"}, query="?dryRun=All")
+        cluster.pod("default", "elsewhere", GUEST, query="?dryRun=All")
+    finally:
+        cluster.call("POST", configurations, mutating())
+        await settled(lambda: hooks_answer(cluster), 40, "guests are injected again")

@@ -64,26 +64,33 @@ def _namespaces(label: str = "") -> Object:
     return {"matchExpressions": wanted}
 
 
-def mutating(url: str = "") -> Object:
+def _of_new_pods(name: str, path: str, url: str, conditions: list[Object], **more: Any) -> list[Object]:
+    """Returns hooks for new Pods that ask for a slot, one for each label by which namespaces are enabled."""
     asks = f"{_has(MACHINE_TYPE, 'object')} || {_has(MACHINE, 'object')}"
-    hooks = [
+    return [
         _hook(
-            f"inject-{number}",
-            INJECT,
+            f"{name}-{number}",
+            path,
             url,
             [_rule(["CREATE"], ["pods"], scope="Namespaced")],
             namespaceSelector=_namespaces(label),
-            reinvocationPolicy="IfNeeded",
-            matchConditions=[{"name": "asks-for-a-slot", "expression": asks}],
+            matchConditions=[{"name": "asks-for-a-slot", "expression": asks}, *conditions],
+            **more,
         )
         for number, label in enumerate(NAMESPACE_LABELS, 1)
     ]
+
+
+def mutating(url: str = "") -> Object:
+    hooks = _of_new_pods("inject", INJECT, url, [], reinvocationPolicy="IfNeeded")
     return _configuration("MutatingWebhookConfiguration", hooks)
 
 
 def validating(url: str = "") -> Object:
     # What was let in has the annotation: other Pods with such labels never wait for this hook.
     let_in = f"{_has(SLOT_OF, 'object', 'annotations')} || {_has(SLOT_OF, 'oldObject', 'annotations')}"
+    # A hook that comes later may have made a Pod ask for a slot.
+    not_let_in = {"name": "was-not-let-in", "expression": f"!{_has(SLOT_OF, 'object', 'annotations')}"}
     kinds = "imperator.tenzen-y.io"
     hooks = [
         _hook(
@@ -97,6 +104,7 @@ def validating(url: str = "") -> Object:
                 {"name": "is-not-by-us", "expression": f"request.userInfo.username != '{USER}'"},
             ],
         ),
+        *_of_new_pods("asking", CHECK, url, [not_let_in]),
         _hook("machines", MACHINES, url, [_rule(["CREATE", "UPDATE"], ["machines"], kinds, "v1alpha1", "Cluster")]),
     ]
     return _configuration("ValidatingWebhookConfiguration", hooks)

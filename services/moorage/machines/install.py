@@ -62,7 +62,8 @@ async def in_use(api: Api) -> list[str]:
 
 async def uninstall(api: Api, say: Say) -> None:
     """Removes everything, in an order in which nothing that stays has to wait for what is gone: hooks first."""
-    for kind, path in paths().items():
+    # First those that check: they refuse guests that no other hook has changed.
+    for kind, path in reversed(list(paths().items())):
         await _delete(api, f"{path}/{NAME}")
         say(f"{kind} {NAME} removed")
     await _delete(api, f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/{NAME}")
