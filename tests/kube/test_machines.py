@@ -341,6 +341,27 @@ async def test_the_next_leader_goes_on(cluster: MachineCluster, ready: None, pro
         await settled(lambda: hooks_answer(cluster), 30, "it answers again")
 
 
+async def test_while_nobody_answers_new_guests_are_refused_and_no_other_pod_is(
+    cluster: MachineCluster, ready: None, process: MachinesProcess
+) -> None:
+    cluster.machine(the_machine(2))
+    await usage(cluster, 2, 2, 0, 0)
+    cluster.pod(TEAM, "one", GUEST)
+    await usage(cluster, 2, 1, 1, 0)
+    process.stop(signal.SIGKILL)
+    try:
+        with pytest.raises(Refused, match="failed calling webhook"):
+            cluster.pod(TEAM, "two", GUEST)
+        cluster.pod(TEAM, "other", {"app": "x"})
+        cluster.pod("default", "elsewhere", GUEST, query="?dryRun=All")
+        cluster.patch(f"/api/v1/namespaces/{TEAM}/pods/other", {"metadata": {"labels": {"app": "y"}}})
+        cluster.delete_pod(TEAM, "one")  # what ends is not asked about
+    finally:
+        process.start()
+        await settled(lambda: process.is_ready() and hooks_answer(cluster), 60, "it answers again")
+    await usage(cluster, 2, 2, 0, 0)
+
+
 async def test_nothing_is_written_at_rest(cluster: MachineCluster, ready: None) -> None:
     cluster.machine(the_machine(2))
     await usage(cluster, 2, 2, 0, 0)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from moorage.machine_groups.names import (
+    DOMAIN,
     MACHINE_GROUP,
     MACHINE_TYPE,
     NAMESPACE_LABELS,
@@ -117,6 +118,20 @@ async def test_dry_runs_and_refused_pods_leak_nothing(cluster: MachineCluster, r
         cluster.pod(TEAM, "bad", GUEST, restartPolicy="Sometimes")
     await asyncio.sleep(1)
     assert cluster.usage("g")["a"] == (1, 1, 0, 0)
+
+
+async def test_a_namespace_may_be_enabled_by_both_labels(cluster: MachineCluster, ready: None) -> None:
+    """Two hooks change the guest then, the second one nothing."""
+    cluster.machine(the_machine(1))
+    await usage(cluster, 1, 1, 0, 0)
+    labels = dict.fromkeys(NAMESPACE_LABELS, "enabled")
+    cluster.call("POST", "/api/v1/namespaces", {"metadata": {"name": "both", "labels": labels}})
+    spec = cluster.pod("both", "dry", GUEST, query="?dryRun=All")["spec"]
+    required = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    (term,) = required["nodeSelectorTerms"]
+    ours = [t for t in spec["tolerations"] if t["key"].startswith(DOMAIN)]
+    assert (len(term["matchExpressions"]), len(ours), spec["schedulingGates"]) == (2, 2, [{"name": SLOT_GATE}])
+    assert spec["containers"][0]["resources"]["limits"] == {"cpu": "2", "memory": "1Gi"}
 
 
 async def test_only_machines_open_gates_and_labels_stay(cluster: MachineCluster, ready: None) -> None:

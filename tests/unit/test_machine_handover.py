@@ -11,7 +11,7 @@ import pytest
 
 from moorage.machine_groups.group_state import grants_text, read_grants
 from moorage.machine_groups.handover_records import StoredGrant
-from moorage.machine_groups.names import GIVEN_ALONE, POD_ROLE, RESERVATION
+from moorage.machine_groups.names import GIVEN_ALONE, MACHINE_GROUP, MACHINE_TYPE, POD_ROLE, RESERVATION
 from moorage.machine_groups.reports import MeshReports
 from moorage.machine_groups.slot_assignment import MAX_GRANTS
 from moorage.machine_groups.windows import parse_time
@@ -46,6 +46,40 @@ def test_slots_are_reserved_given_and_taken_back() -> None:
     settled(w, used=3)
     w.delete_pod(w.objects["Pod", "team", "two"])
     settled(w, used=2, reserved=1)
+
+
+def test_labels_alone_are_no_reservation() -> None:
+    """A Pod that is not of the StatefulSet of its type holds no slot, wherever it is."""
+    w = world()
+    settled(w, reserved=3)
+    labels = {MACHINE_GROUP: "g", MACHINE_TYPE: "a", POD_ROLE: RESERVATION}
+    owner = {"kind": "StatefulSet", "name": "other", "controller": True}
+    for name, namespace, owners in (("a-g-7", NAMESPACE, []), ("other-0", NAMESPACE, [owner]), ("a-g-8", "team", [])):
+        meta = {"name": name, "namespace": namespace, "labels": dict(labels), "ownerReferences": owners}
+        w.create("Pod", {"metadata": meta, "spec": {"nodeName": "n0", "containers": []}, "status": {}})
+    settled(w, reserved=3)
+    assert {("Pod", NAMESPACE, "a-g-7"), ("Pod", NAMESPACE, "other-0")} <= w.objects.keys(), "they are let be"
+
+
+def test_fewer_slots_than_are_used_evict_nobody_and_another_size_holds_for_new_pods() -> None:
+    w = world()
+    w.guest("one", "a")
+    w.guest("two", "a")
+    settled(w, reserved=1, used=2)
+    found = w.objects["Machine", "", "g"]
+    (kind,) = found["spec"]["machineTypes"]
+    kind |= {"available": 1, "offlineSlots": 1}
+    kind["spec"]["cpu"] = "1"
+    w.change("Machine", found)
+    settled(w, maximum=1, used=2)
+    w.guest("three", "a")
+    settled(w, maximum=1, used=2, waiting=1)
+    assert not w.writes["eviction"] and not any("deletionTimestamp" in pod["metadata"] for pod in w.guests())
+    for name, usage in (("one", {"used": 1, "waiting": 1}), ("two", {"used": 1}), ("three", {"reserved": 1})):
+        w.finish(w.objects["Pod", "team", name])
+        settled(w, maximum=1, **usage)
+    (new,) = [pod for pod in w.pods() if pod["metadata"]["labels"][POD_ROLE] == RESERVATION]
+    assert new["spec"]["containers"][0]["resources"]["requests"]["cpu"] == "1"
 
 
 def test_guests_that_wait_are_told_why_once() -> None:

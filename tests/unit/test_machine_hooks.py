@@ -81,6 +81,21 @@ async def test_a_machine_may_come_right_after_its_nodes(asked: Asked) -> None:
     assert await asked.ask(example()) == ""
 
 
+async def test_all_violations_are_told_with_paths_and_codes(asked: Asked) -> None:
+    document = example()
+    document["spec"]["nodePool"][0]["machineType"] = [{"name": "huge"}]
+    document["spec"]["machineTypes"][0]["spec"]["cpu"] = "-5"
+    document["spec"]["machineTypes"][2]["spec"]["gpu"]["num"] = 0
+    kind, _, text = (await asked.ask(document)).partition(": ")
+    told = {(one.partition(": ")[0], one.rpartition("[")[2]) for one in text.removesuffix("]").split("]; ")}
+    assert kind == "Invalid" and told == {
+        ("spec.nodePool[0].machineType[0].name", "UnknownType"),
+        ("spec.machineTypes[0].spec.cpu", "OutOfRange"),
+        ("spec.machineTypes[2].spec.gpu.num", "OutOfRange"),
+        *((f"spec.nodePool[{number}].name", "UnknownNode") for number in range(3)),
+    }
+
+
 async def test_whoever_stands_by_knows_the_machines_of_now(asked: Asked) -> None:
     asked.node("n")
     one, other = (machine("g", {"a": offline(1)}, {"n": ["a"]}) for _ in range(2))
