@@ -10,7 +10,6 @@ import shutil
 import signal
 import ssl
 import subprocess
-import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -24,7 +23,7 @@ import msgspec
 from .kube_assets import find, kwok
 from .kwok_stages import STAGES
 from .resource import Resource
-from .servers import free_port
+from .servers import data_directory, free_port
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
@@ -53,7 +52,7 @@ class ControlPlane(Resource):
         self._assets = assets
         self._scheduler = scheduler
         self._arguments = arguments  # more of the API server
-        self.directory = Path(tempfile.mkdtemp(prefix=f"moorage-kube-{name}-"))
+        self.directory = data_directory(f"moorage-kube-{name}-")
         self.kubeconfig = self.directory / "kubeconfig"
         self.token = secrets.token_hex(16)
         self._etcd, self._peer, self.port = free_port(), free_port(), free_port()

@@ -133,8 +133,13 @@ async def test_unreadable_requests_are_refused_with_a_code_and_stored_as_rejecte
 ) -> None:
     since = await driver.bus.log("MOORAGE_REJECTED").last()
     refusals: dict[str, str] = {}
+    asked_again = False
     for what, junk in {**UNREADABLE, "wrong types": WRONG, "too much": b'"' + b"x" * TOO_MUCH + b'"'}.items():
-        answer = msgspec.json.decode(await driver.bus.request(subject, junk, timeout=60))
+        try:
+            raw = await driver.bus.request(subject, junk, timeout=30)
+        except NoAnswer:  # the worker restarted with the request, as on a machine that stands still for seconds
+            raw, asked_again = await driver.bus.request(subject, junk, timeout=60), True
+        answer = msgspec.json.decode(raw)
         problem = answer.get("problem")
         assert problem, f"{what} was taken: {str(answer)[:300]}"
         assert problem["code"] and 400 <= problem["status"] < 500, (what, problem)
@@ -145,7 +150,8 @@ async def test_unreadable_requests_are_refused_with_a_code_and_stored_as_rejecte
     assert {refusals[what] for what in ("bytes", "cut off", "too deep")} <= KEPT
 
     async def all_kept() -> bool:
-        return Counter(await kept_rejections(driver.bus, subject, since)) == wanted
+        kept = Counter(await kept_rejections(driver.bus, subject, since))
+        return kept == wanted or (asked_again and kept > wanted)
 
     await eventually(all_kept, 40, f"each kind of what {subject} refused is kept once")
 
