@@ -302,6 +302,17 @@ def test_more_pods_than_parts_serve() -> None:
     ]
 
 
+def test_nodes_that_lack_a_device_for_a_pod_on_each_node_are_named() -> None:
+    nodes = [node(f"n-{number}", cpu="8") for number in range(3)]
+    nodes[0].devices = [DeviceReport(id="d.x/n-0/x", driver="d.x", pool="n-0", name="x")]
+    fleet = fleet_of({"lab/a": nodes})
+    group = PartGroup(suffix="gpu", devices=(DeviceAsk(selectors=('device.driver == "d.x"',), count=1),))
+    shape = _shape(group, per_node=True, object="DaemonSet/web")
+    assert [code for _, code in _reasons(fleet, shape)] == [{"code": "PartShort", "need": "pods", "consumer": "web"}]
+    assert _message(fleet, shape).endswith("are not on all: 2 of 3 nodes of lab/a, such as n-1, n-2")
+    assert _reasons(fleet_of({"lab/a": nodes[:1]}), shape) == []
+
+
 def test_a_device_that_several_nodes_reach_serves_one_pod() -> None:
     """Three nodes reach one device: each alone could serve a pod."""
     nodes = [node(f"n-{number}", cpu="8") for number in range(3)]

@@ -25,7 +25,8 @@ from moorage.qos.role_locks import LOCK_TOTAL, ROLE_LOCK, fits_beside
 from moorage.qos.role_parts import ROLE_GROUP, known_trait
 from moorage.sdk import EXCLUSIVE, Fleet, Isolated, Mask, OneZone, Reason, RootConditions, SameSubtree, Shape
 
-SAMPLES = 5
+from .daemon_sets import SAMPLES, lacking_nodes
+
 #: Clusters of which the pods that they hold are counted.
 _COUNTED = 8
 #: Clusters that are tested for what excludes them.
@@ -254,7 +255,7 @@ class PartExplanations:
         said of all."""
         shape = self._shape
         self._sample[np.flatnonzero(self._left)[:: -(-np.count_nonzero(self._left) // _TESTED)]] = True
-        if shape.count > 1:
+        if shape.count > 1 or shape.per_node:
             yield from self._too_many()
         for name, what, relaxed in self._relaxations():
             if not self._left.any():
@@ -352,10 +353,15 @@ class PartExplanations:
     def _too_many(self) -> Iterator[tuple[Reason, Mask]]:
         """Explains clusters whose parts serve some of the pods."""
         shape = self._shape
-        clusters = self._fitting(msgspec.structs.replace(shape, count=1))
+        clusters = self._fitting(msgspec.structs.replace(shape, count=1, per_node=False))
         if not clusters.any():
             return
         self._left &= ~clusters
+        if shape.per_node:
+            message = f"{shape.object} runs on every node that it selects, and parts for a pod of it are not on all"
+            lacking = lacking_nodes(self._fleet, shape, int(np.argmax(clusters)))
+            yield self._reason("PartShort", clusters, message + lacking, need="pods"), clusters
+            return
         best = 1
         for cid in np.flatnonzero(clusters)[:_COUNTED].tolist():
             found = assign(self._fleet, self._fleet.rows_of(cid), [shape])
