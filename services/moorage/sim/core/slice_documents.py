@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from moorage.cel.functions import is_semver
 from moorage.dra.objects import DeviceBody, SliceSpec
 from moorage.parsing import parse_nanos
 from moorage.podspec.device_claims import ClaimError
@@ -14,9 +15,13 @@ from moorage.podspec.device_claims import ClaimError
 MAX_DEVICES, MAX_DEVICES_WITH_MORE = 128, 64
 #: Attributes and capacities of a device together; sets of counters of a slice.
 MAX_ATTRIBUTES, MAX_COUNTER_SETS = 32, 8
+#: Characters of the text or version of an attribute.
+MAX_VALUE = 64
 EFFECTS = ("None", "NoSchedule", "NoExecute")
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
 _DRIVER = re.compile(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?", re.ASCII)
+#: Of attributes and capacities, with their domain or without.
+_QUALIFIED = re.compile(rf"({_DRIVER.pattern}/)?[A-Za-z_][A-Za-z0-9_]{{0,31}}", re.ASCII | re.IGNORECASE)
 _TYPES: Mapping[str, type | tuple[type, ...]] = {"string": str, "version": str, "int": int, "bool": bool}
 _LISTS = {f"{name}s": found for name, found in _TYPES.items()}
 Path = tuple[str | int, ...]
@@ -90,10 +95,17 @@ def _body_errors(body: DeviceBody, at: Path) -> Iterator[ClaimError]:
     if len(attributes) + len(capacity) > MAX_ATTRIBUTES:
         yield ClaimError((*at, "attributes"), f"a device has at most {MAX_ATTRIBUTES} attributes and capacities")
     for name, value in attributes.items():
+        yield from _name_errors(name, (*at, "attributes", name))
         if not _is_attribute(value):
             message = "an attribute is one of {string: …}, {int: …}, {bool: …}, {version: …} or a list of them"
             yield ClaimError((*at, "attributes", name), message)
+            continue
+        kind, inner = next(iter(value.items()))
+        for one in inner if isinstance(inner, list) else [inner]:
+            if message := _value_error(kind.removesuffix("s"), one):
+                yield ClaimError((*at, "attributes", name, kind), message)
     for name, value in capacity.items():
+        yield from _name_errors(name, (*at, "capacity", name))
         yield from amount_errors(value, (*at, "capacity", name))
     for i, taint in enumerate(body.taints or ()):
         yield from taint_errors(taint, (*at, "taints", i))
@@ -103,6 +115,23 @@ def _body_errors(body: DeviceBody, at: Path) -> Iterator[ClaimError]:
             yield ClaimError((*here, "counterSet"), "is required")
         for name, amount in (use.counters or {}).items():
             yield from amount_errors(amount, (*here, "counters", name))
+
+
+def _name_errors(name: str, at: Path) -> Iterator[ClaimError]:
+    if not _QUALIFIED.fullmatch(name):
+        message = f"{name[:80]!r} is no name of an attribute or capacity: letters, digits and _, at most 32, after DOMAIN/ or alone"
+        yield ClaimError(at, message)
+
+
+def _value_error(kind: str, value: Any) -> str:
+    """Returns what is wrong with a value of this type; "" for nothing."""
+    if kind == "int":
+        return "" if -(2**63) <= value < 2**63 else f"{value} has more than 64 bits"
+    if kind in ("string", "version") and len(value) > MAX_VALUE:
+        return f"has {len(value)} characters; at most {MAX_VALUE} are allowed"
+    if kind == "version" and not is_semver(value):
+        return f"{value!r} is no semantic version, such as 1.20.0"
+    return ""
 
 
 def _is_attribute(value: Any) -> bool:
