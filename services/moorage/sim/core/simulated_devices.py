@@ -87,6 +87,7 @@ class SimulatedDevices:
         self._slots: dict[Key, list[TemplateSlot]] = {}  # of pinned templates
         self._claims: dict[Key, _Claim] = {}
         self._of_pod: dict[str, dict[str, Key]] = {}  # the claims of each pod, by the pod's name for them
+        self._taken: set[str] | None = None  # devices that claims have; None: to be collected again
         self._admin_namespaces: set[str] = set()
         self.quotas = Quotas(self._classes.serving)
         self.allocates = False  # the cluster's agent gives pinned claims the devices of their slots
@@ -153,7 +154,7 @@ class SimulatedDevices:
             raise ValueError(f"ResourceClaim/{key.name}: spec cannot be changed")
         if claim is None or claim.spec != spec:
             claim = self._claims[key] = _Claim(spec)
-        claim.removed = False
+        claim.removed, self._taken = False, None
         claim.annotations = dict(manifest["metadata"].get("annotations") or {})
         given = msgspec.convert(manifest, dra.DeviceClaim)
         if given.results or claim.fixed:
@@ -234,7 +235,9 @@ class SimulatedDevices:
             return False
         keys = {template: self._of_pod[uid][name] for name, template in templates.items()}
         own = {result.ident for key in keys.values() for result in self._claims[key].results or ()}
-        taken = {r.ident for claim in self._claims.values() for r in claim.results or () if not r.admin_access}
+        taken = self._taken
+        if taken is None:
+            taken = {r.ident for claim in self._claims.values() for r in claim.results or () if not r.admin_access}
         slots = {template: self._slots.get(Key(need.namespace, template), []) for template in keys}
         try:
             found = open_slot(slots, own, taken, self._slices.is_allocable)
@@ -246,6 +249,8 @@ class SimulatedDevices:
                 claim.results = [dra.AllocatedDevice.of(i, request) for request, of in slot.devices.items() for i in of]
                 claim.node, claim.only_there, claim.pods[uid] = slot.node, True, None
                 self._tell(keys[template], claim)
+                taken.update(result.ident for result in claim.results if not result.admin_access)
+        self._taken = taken
         return found is not None
 
     def waits_for_conditions(self, uid: str, node: str) -> bool:
@@ -264,7 +269,7 @@ class SimulatedDevices:
         for key, results in (plan or {}).items():
             claim = self._claims[key]
             if claim.results is None:
-                claim.results, claim.node = results, node
+                claim.results, claim.node, self._taken = results, node, None
             claim.pods[uid] = None
             self._tell(key, claim)
 
@@ -327,7 +332,7 @@ class SimulatedDevices:
             spec = _of_resource(self.backed(resource), count)
             key = Key(need.namespace, f"{uid}-{resource}")
             if key not in self._claims or self._claims[key].spec != spec:
-                self._claims[key] = _Claim(spec, made=True)
+                self._claims[key], self._taken = _Claim(spec, made=True), None
             made[resource] = key
             keys.append(key)
         return list(dict.fromkeys(keys)) if all(key in self._claims for key in keys) else None
@@ -373,7 +378,7 @@ class SimulatedDevices:
                 continue
             claim.pods.pop(uid, None)
             if not claim.pods and not claim.fixed:
-                claim.results, claim.node, claim.only_there = None, "", False
+                claim.results, claim.node, claim.only_there, self._taken = None, "", False, None
             self._tell(key, claim)
             self._end_unused(key, claim)
 
@@ -386,6 +391,7 @@ class SimulatedDevices:
     def _end_unused(self, key: Key, claim: _Claim) -> None:
         if (claim.made or claim.removed) and not claim.pods:
             del self._claims[key]
+            self._taken = None
             self._allocated.drop(key)
 
     def _tell(self, key: Key, claim: _Claim) -> None:
