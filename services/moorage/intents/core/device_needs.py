@@ -50,9 +50,14 @@ def check_device_need(need: Need, path: str, diagnostics: Diagnostics) -> None:
             diagnostics.error(f"{path}.oneOf", "TooMany", f"has {len(need.one_of)} choices; at most {MAX_CHOICES}")
     for i, choice in enumerate(choices_of(need)[:MAX_CHOICES]):
         _check_choice(choice, f"{path}.oneOf[{i}]" if need.one_of else path, diagnostics)
-    if need.algorithm and need.algorithm not in algorithm_names():
-        message = f"no algorithm is called {need.algorithm!r}; there are {', '.join(algorithm_names())}"
+    if need.algorithm and (message := unknown_algorithm(need.algorithm)):
         diagnostics.error(f"{path}.algorithm", "BadValue", message)
+
+
+def unknown_algorithm(name: str) -> str:
+    """Returns what is wrong with the name of an algorithm; "" if there is one of this name."""
+    known = algorithm_names()
+    return "" if name in known else f"no algorithm is called {name[:80]!r}; there are {', '.join(known)}"
 
 
 def _check_choice(choice: ClassChoice, path: str, diagnostics: Diagnostics) -> None:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import msgspec
 
-from moorage.classes import class_problems, class_warnings, grant_problems, quota_problems, source_problems
+from moorage.classes import (
+    ALGORITHM,
+    class_problems,
+    class_warnings,
+    grant_problems,
+    quota_problems,
+    source_problems,
+)
 from moorage.model.names import is_name
 from moorage.model.problems import Problem, Refused, Violation, invalid
 from moorage.model.reasons import Warn
@@ -23,6 +30,7 @@ from moorage.model.resource_classes import (
 )
 
 from . import lenient_decode, validation_rules
+from .device_needs import unknown_algorithm
 from .diagnostics import Diagnostics
 from .field_rules import check_labels, check_name
 
@@ -64,7 +72,15 @@ def _problems(document: FleetDocument) -> Iterable[Violation]:
         return source_problems(document.spec)
     if isinstance(document, DeviceQuota):
         return quota_problems(document.spec)
-    return grant_problems(document.spec)
+    found = list(grant_problems(document.spec))
+    return found or _unknown_algorithms(document.spec.algorithms)
+
+
+def _unknown_algorithms(patterns: Iterable[str]) -> Iterator[Violation]:
+    """Yields names in a grant that are none of an algorithm, and let nobody do anything."""
+    for i, pattern in enumerate(patterns):
+        if "*" not in pattern and (message := unknown_algorithm(pattern)):
+            yield Violation(path=f"spec.algorithms[{i}]", code="BadValue", message=message)
 
 
 def _check_metadata(document: FleetDocument, diagnostics: Diagnostics) -> None:
@@ -73,6 +89,9 @@ def _check_metadata(document: FleetDocument, diagnostics: Diagnostics) -> None:
     check_labels(meta.labels, "metadata.labels", diagnostics)
     if sum(map(len, meta.annotations)) + sum(map(len, meta.annotations.values())) > 256 << 10:
         diagnostics.error("metadata.annotations", "TooLarge", "must have at most 256 KiB together")
+    algorithm = meta.annotations.get(ALGORITHM, "") if isinstance(document, ResourceClass) else ""
+    if algorithm and (message := unknown_algorithm(algorithm)):
+        diagnostics.error(f"metadata.annotations.{ALGORITHM}", "BadValue", message)
     if not meta.cluster:
         return
     if not isinstance(document, ResourceClass):
