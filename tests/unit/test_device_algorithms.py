@@ -27,6 +27,7 @@ from moorage.device_algorithms import (
     find_algorithm,
 )
 from moorage.device_algorithms.columns import Floats, Options, options
+from moorage.device_algorithms.fragmentation import yields
 from moorage.device_algorithms.mix import REMEMBERED, RENEWED_EVERY, TYPICAL
 from moorage.device_algorithms.pools import HIGHEST_PRICE, pools_of, prices, usable_pools
 from moorage.device_algorithms.trace import Node, Task, replay
@@ -314,6 +315,49 @@ def test_cpus_cost_more_where_those_who_can_go_nowhere_else_need_them() -> None:
     for _ in range(400):
         mix.record(DeviceRequest(1, WHOLE, (65,)))  # no node has so many: they make nothing dear
     assert prices(columns, mix, pools) == pytest.approx(found, rel=0.02)
+
+
+def test_room_is_kept_for_those_who_put_most_devices_to_use_where_cpus_run_out_first() -> None:
+    """Twice as many CPUs are asked as there are when all devices are: who takes few of them should find room longest."""
+    nodes = [Node(f"n{number}", (64_000, 512_000), 8, "a") for number in range(24)]
+    ahead = []
+    for seed in range(3):
+        cpus = np.random.default_rng(seed).choice([4000, 8000, 12000, 32000], size=250).tolist()
+        tasks = [Task(f"t{number}", DeviceRequest(1, WHOLE, (each, 8000))) for number, each in enumerate(cpus)]
+        found = {name: replay(nodes, tasks, find_algorithm(name)).allocated for name in ("default", "first-fit", "fgd")}
+        ahead.append(found["default"] - max(found["first-fit"], found["fgd"]))
+    assert np.mean(ahead) > 3, ahead
+
+
+@given(_columns(), st.lists(_REQUESTS.filter(lambda r: r.devices > 0), min_size=1, max_size=6))
+@settings(deadline=None, max_examples=60)
+def test_requests_count_less_the_more_they_take_of_what_is_scarcer_than_devices(
+    columns: DeviceColumns, requests: list[DeviceRequest]
+) -> None:
+    mix = RequestMix()
+    for request in requests:
+        mix.record(request)
+    there = [max(1, int(columns.size.sum())), *columns.beside_size.sum(axis=0).tolist()]
+    served = [
+        (request.amount * count, *(amount * count for amount in request.beside))
+        for request, count in zip(mix.distinct, mix.counts.tolist(), strict=True)
+        if any(
+            devices >= request.devices and (request.kinds is None or kind in request.kinds)
+            for devices, kind in zip((columns.size > 0).sum(axis=1).tolist(), columns.kinds.tolist(), strict=True)
+        )
+    ]
+    asked = [sum(each) for each in zip(*served, strict=True)] or [0.0] * 3
+    found = yields(columns, mix, pools_of(columns), requests).tolist()
+    for request, part in zip(requests, found, strict=True):
+        if not served:
+            continue  # nothing is learned of what nobody can serve
+        expected = 1.0
+        for resource, amount in enumerate(request.beside, 1):
+            ratio = (asked[0] / there[0]) / (asked[resource] / there[resource]) if asked[resource] else 1.0
+            takes = (request.amount / there[0]) / (amount / there[resource]) if amount else 1.0
+            if ratio < 1 and takes < 1:
+                expected = min(expected, takes ** (4 * (1 - ratio)))
+        assert part == pytest.approx(expected)
 
 
 def test_a_package_brings_an_algorithm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

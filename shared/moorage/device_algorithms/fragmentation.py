@@ -11,13 +11,15 @@ from .algorithms import Scorer
 from .columns import WHOLE, DeviceColumns, DeviceRequest, Floats, Options
 from .mix import RequestMix
 from .plain import best_fit
-from .pools import Pools, expected_requests, pools_of, prices, usable_pools
+from .pools import Pools, amounts, demand, expected_requests, pools_of, prices, usable_pools
 from .typical import TypicalRequests, gain
 
 #: What stays of a node that is filled with copies of a typical request weighs so much beside what one of them cannot use.
 FILLED = 0.1
 #: FGD takes differences below this part of a device for equal.
 _GRAIN = 0.04
+#: How much less requests count that take more of a scarcer resource than of devices: this power of what they take, at most.
+_SCARCE = 4.0
 #: A smaller part of all requests is not worth to be expected.
 _FEW_EXPECTED = 1e-3
 
@@ -38,7 +40,7 @@ def learned(columns: DeviceColumns, mix: RequestMix) -> Scorer:
     if not mix.sample:
         return best_fit(columns, mix)
     pools = pools_of(columns)
-    typical = _typical(mix, pools)
+    typical = _typical(columns, mix, pools)
     price = prices(columns, mix, pools)[pools.of_row]
 
     def scores(options: Options, request: DeviceRequest) -> Floats:
@@ -51,15 +53,26 @@ def learned(columns: DeviceColumns, mix: RequestMix) -> Scorer:
     return scores
 
 
-def _typical(mix: RequestMix, pools: Pools) -> TypicalRequests:
+def _typical(columns: DeviceColumns, mix: RequestMix, pools: Pools) -> TypicalRequests:
     """Returns the typical requests, each with its share among those that may use a pool. All columns with such pools share it."""
     key = ("learned", pools.kinds.tobytes(), pools.devices.tobytes())
     found = mix.derived.get(key)
     if not isinstance(found, TypicalRequests):
         requests, shares = _with_expected(mix, pools)
-        weights = usable_pools(pools, requests).T * shares
-        weights /= np.maximum(weights.sum(axis=1, keepdims=True), 1e-9)
-        found = mix.derived[key] = TypicalRequests(requests, weights)
+        found = mix.derived[key] = TypicalRequests(requests, usable_pools(pools, requests).T * shares)
+    return found.reweighted(yields(columns, mix, pools, found.requests))
+
+
+def yields(columns: DeviceColumns, mix: RequestMix, pools: Pools, requests: list[DeviceRequest]) -> Floats:
+    """Returns what requests count by the devices that they put to use with what is scarcer than devices; at most one.
+
+    Where CPUs run out first, room kept for one request with many of them is room for several others with as many devices each.
+    """
+    there = np.maximum([columns.size.sum(), *columns.beside_size.sum(axis=0)], 1)
+    levels = demand(columns, mix, pools)[1].sum(axis=0) / there
+    taken = amounts(requests, len(there) - 1) / there
+    powers = _SCARCE * (1 - levels[0] / np.maximum(levels, levels[0] + 1e-200))
+    found: Floats = ((taken[:, :1] / np.maximum(taken, taken[:, :1])) ** powers).min(axis=1)
     return found
 
 

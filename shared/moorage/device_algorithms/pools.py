@@ -66,7 +66,7 @@ def prices(columns: DeviceColumns, mix: RequestMix, pools: Pools) -> Floats:
     """Returns, by pool, what a device costs and then what one of each other resource costs: the load by requests that have few pools
     to go to, beside what is asked of all of the resource that is asked most."""
     free = _by_pool(pools, [columns.free.sum(axis=1), *np.maximum(columns.beside_free.T, 0)]) + 1
-    usable, asked, named = _demand(columns, mix, pools)
+    usable, asked, named = demand(columns, mix, pools)
     if len(free) < 2 or not len(asked):
         return np.zeros(free.shape)
     total = free.sum(axis=0)
@@ -79,11 +79,13 @@ def prices(columns: DeviceColumns, mix: RequestMix, pools: Pools) -> Floats:
     expected[:, 0] = requests * asked[:, 0].sum() / mix.known
     everyone = np.vstack([usable, np.eye(len(free), dtype=np.bool_)])
     load = _loads(everyone, np.concatenate([bound, expected]), free, level) / level
-    found: Floats = HIGHEST_PRICE * np.minimum(load, 1)
-    # Where another resource is scarcer than devices its price would hide what is stranded.
+    found: Floats = np.minimum(load, 1)
+    # Where another resource is scarcer than devices, these are spared where nearly all are spoken for only, and the price of the
+    # other one would hide what is stranded.
+    found[:, 0] **= level / levels[0]
     weight = _BESIDE * (levels[0] / level) ** 4
     found[:, 1:] *= weight * total[0] / WHOLE / total[1:]
-    return found
+    return HIGHEST_PRICE * found
 
 
 def _loads(usable: _Bools, asked: Floats, free: Floats, level: float) -> Floats:
@@ -100,7 +102,7 @@ def _loads(usable: _Bools, asked: Floats, free: Floats, level: float) -> Floats:
     return load
 
 
-def _demand(columns: DeviceColumns, mix: RequestMix, pools: Pools) -> tuple[_Bools, Floats, float]:
+def demand(columns: DeviceColumns, mix: RequestMix, pools: Pools) -> tuple[_Bools, Floats, float]:
     """Returns which pools are usable for whom, and how much these ask of devices and each other resource, without those that no node
     can serve; and how many requests named kinds."""
     most = np.zeros((len(pools.kinds), columns.beside_size.shape[1]), np.int64)
@@ -108,29 +110,29 @@ def _demand(columns: DeviceColumns, mix: RequestMix, pools: Pools) -> tuple[_Boo
     key = ("demand", pools.kinds.tobytes(), pools.devices.tobytes(), most.tobytes())
     found = mix.derived.get(key)
     if found is None:
-        beside = np.array([_resized(request.beside, most.shape[1]) for request in mix.distinct], np.int64)
-        beside = beside.reshape(len(mix.distinct), most.shape[1])
-        amounts = np.column_stack([[request.amount for request in mix.distinct], beside]) * mix.counts[:, None]
+        each = amounts(mix.distinct, most.shape[1])
         of_kinds = _of_kinds(pools, [request.kinds for request in mix.distinct])
         named = float(mix.counts[~of_kinds.all(axis=1)].sum())
         usable = of_kinds & _on_one_node(pools, mix.distinct)
         for resource in range(most.shape[1]):
-            usable &= beside[:, resource, None] <= most[:, resource]
+            usable &= each[:, resource + 1, None] <= most[:, resource]
         first, alike = unique_rows(usable.astype(np.int64))
-        asked = np.zeros((len(first), amounts.shape[1]))
-        np.add.at(asked, alike, amounts)
+        asked = np.zeros((len(first), each.shape[1]))
+        np.add.at(asked, alike, each * mix.counts[:, None])
         served = usable[first].any(axis=1)
         found = mix.derived[key] = usable[first][served], asked[served], named
     return found  # type: ignore[return-value]
 
 
-def _by_pool(pools: Pools, amounts: Iterable[Ints]) -> Floats:
+def _by_pool(pools: Pools, by_row: Iterable[Ints]) -> Floats:
     """Returns the sums by pool of what there is by row."""
-    return np.column_stack([np.bincount(pools.of_row, there, minlength=len(pools.kinds)) for there in amounts])
+    return np.column_stack([np.bincount(pools.of_row, there, minlength=len(pools.kinds)) for there in by_row])
 
 
-def _resized(beside: tuple[int, ...], width: int) -> tuple[int, ...]:
-    return (beside + (0,) * width)[:width]
+def amounts(requests: list[DeviceRequest], others: int) -> Ints:
+    """Returns, by request, what it asks of devices, in thousandths, and of each of so many other resources."""
+    each = [(request.amount, *(request.beside + (0,) * others)[:others]) for request in requests]
+    return np.array(each, np.int64).reshape(len(requests), others + 1)
 
 
 def _of_kinds(pools: Pools, wanted: list[frozenset[int] | None]) -> _Bools:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from typing import NamedTuple
 
 import numpy as np
@@ -37,14 +38,26 @@ class TypicalRequests:
         width = max((len(r.beside) for r in requests), default=0)
         beside = np.array([r.beside + (0,) * (width - len(r.beside)) for r in requests], np.float32)
         self._beside = beside.reshape(len(requests), width)
-        self._alike = bool((weights == weights[:1]).all())
-        self._weights = weights.astype(np.float32)
+        self.requests = list(requests)
+        self._shares = weights
+        self._set_weights(weights)
         self._amounts = np.array([r.amount for r in requests], np.float32) / WHOLE
         self._of_form = np.zeros((len(requests), len(forms)), np.float32)
         self._of_form[np.arange(len(requests)), self._form] = 1
         levels = np.arange(WHOLE + 1)[:, None]
         small = np.where(levels < shares, levels, 0) / WHOLE
         self._by_level = np.hstack([small, levels // shares]).astype(np.float32)
+
+    def reweighted(self, factors: Floats) -> TypicalRequests:
+        """Returns the same requests, each of which counts so much more than before; of a pool the weights of all are one."""
+        weights = self._shares * (factors / factors.max(initial=1e-200))
+        found = copy(self)
+        found._set_weights(weights / np.maximum(weights.sum(axis=1, keepdims=True), 1e-200))
+        return found
+
+    def _set_weights(self, weights: Floats) -> None:
+        self._alike = bool((weights == weights[:1]).all())
+        self._weights = weights.astype(np.float32)
 
     def unusable(self, states: NodeStates, filled: float) -> Floats:
         """Returns how many of the free devices of each state typical requests cannot use: `1 - filled` of the number is what
