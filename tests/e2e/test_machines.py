@@ -253,6 +253,12 @@ async def test_applications_run_in_types_that_live_in_slots_of_another(mesh: Mes
         return Counter(slot["state"] for slot in mesh.http(f"/v1/slots?machine=shared/{kind}")["items"])
 
     await until(lambda: held("small") == {"reserved": 3})
+
+    def free() -> list[int]:
+        rows = mesh.http("/v1/machines/shared")["status"]["availableMachines"]
+        return [row["usage"]["reserved"] for row in rows]
+
+    await until(lambda: free() == [3, 6], what="in a cluster without slots none are reserved")
     mesh.http("/v1/apply", application("halves", 3, machine="shared/half"))
     await until(lambda: phase(mesh, "halves") == "Running")
     await until(lambda: held("half") == {"used": 3, "reserved": 1})

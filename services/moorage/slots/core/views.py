@@ -134,10 +134,9 @@ class MachineViews:
         used, found, usages = in_use(machine, bound), sizes(machine), dict[str, Usage]()
         for kind in machine.types:
             most, here = maximum(machine, found, kind.name), sum(used[kind.name].values())
-            free = self._free(machine, found, kind.name, cluster.name)
             usages[kind.name] = Usage(
                 maximum=most,
-                reserved=max(0, most - here) if free is None else sum(free.values()),
+                reserved=sum(self._free(machine, found, kind.name, cluster.name).values()),
                 used=here,
                 waiting=waiting.get(kind.name, 0),
             )
@@ -153,11 +152,11 @@ class MachineViews:
     def _reservation(self, machine: Machine, root: str, cluster: str) -> ReservedSlots | None:
         return self._ledger.machines.reserved.get(reservation_claim(machine_key(machine.group, root), cluster))
 
-    def _free(self, machine: Machine, found: Mapping[str, Size], name: str, cluster: str) -> dict[str, int] | None:
-        """Returns the slots of a type by node that nobody has, and that may be had; None where nothing is reserved for it."""
+    def _free(self, machine: Machine, found: Mapping[str, Size], name: str, cluster: str) -> dict[str, int]:
+        """Returns the slots of a type by node that nobody has, and that may be had."""
         reserved = self._reservation(machine, root_of(found, name), cluster)
         if reserved is None:
-            return None
+            return {}
         pods = pods_in_slots(self._ledger, machine, (cluster,))
         alone = {
             slot_resource(machine_key(machine.group, other)): places
