@@ -80,6 +80,16 @@ def document(name: str, model: str, replicas: int = 1) -> dict[str, Any]:
     }
 
 
+def in_use(mesh: Mesh, cluster: str) -> set[str]:
+    """Returns the devices of a cluster that the mesh knows to be in use."""
+    parts = mesh.http(f"/v1/parts?cluster={cluster}&limit=500")["items"]
+    return {
+        part["id"].rpartition("/")[2]
+        for part in parts
+        if part["id"].startswith(DRIVER) and any(map(float, part["used"].values()))
+    }
+
+
 def allocated(plane: ControlPlane) -> list[str]:
     """Returns the devices that claims have."""
     claims = plane.get(f"{GROUP}/resourceclaims")["items"]
@@ -375,6 +385,8 @@ def test_an_extended_resource_is_served_by_the_devices_of_the_decision(
     plane.call("POST", "/api/v1/namespaces/default/pods", stranger)
     try:
         until(lambda: allocated(plane) == ["gpu-2", "gpu-3"], 60, "the stranger has the other device")
+        # Who is displaced gets another pod template, for the rollout of which there is no third device.
+        until(lambda: in_use(mesh, "lab/edge-1") == {"gpu-2", "gpu-3"}, 60, "the mesh knows of it")
         app["manifests"][0]["spec"]["replicas"] = 2
         apply(mesh, wanted)
         until(lambda: why(mesh, "extended").get("pendingRevision") == 2, 60, "there is no third device")
