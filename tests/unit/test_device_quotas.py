@@ -98,6 +98,16 @@ def test_a_class_bounds_the_devices_that_it_selects() -> None:
     assert world.quotas.check(holding("y", 8, node="small")) is None, "the class does not select these"
 
 
+def test_parts_of_which_nothing_is_taken_count_as_none() -> None:
+    world = World(quota(all=4))
+    world.commit(holding("x", 3))
+    assert world.quotas.held("a") == 3000
+    world.commit(holding("y", 0, node="small"))
+    world.commit(holding("y", 0, node="small", ident="again", revision=2))
+    assert world.quotas.held("a") == 3000
+    assert world.quotas.check(holding("z", 0)) is None
+
+
 def test_a_quota_of_all_devices() -> None:
     world = World(quota(all=4))
     world.commit(holding("x", 3, node="small"))

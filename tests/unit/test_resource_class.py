@@ -377,12 +377,16 @@ def test_reasons_name_each_condition_and_the_nearest_device() -> None:
 )
 def test_the_capacity_of_the_nearest_device_is_named(asked: str, missed: str) -> None:
     card = DeviceReport(name="card", kind="card", capacity={"memory": "100"}, divisible=True)
-    made = msgspec.structs.replace(node("n0", in_use={"card": {"MEMORY": "90"}}), devices=[card])
+    made = [
+        msgspec.structs.replace(node(name, in_use={"card": {"MEMORY": used}}), devices=[card])
+        for name, used in (("n0", "95"), ("n1", "90"), ("n2", "99"))
+    ]
     selector = ((PropertyCondition(key="Kind", operator="Eq", values=("card",)),),)
     capacity = {"memory": asked} if asked else {"size": "1"}
     group = PartGroup(suffix="gpu", devices=(DeviceAsk(properties=selector, capacity=capacity),))
-    (reason,) = ClassAnswers(fleet_of({"lab/a": [made]})).answer(_ask(_shape(group), explain=True)).apps["web"].reasons
-    assert reason.code == "PartShort" and f"; nearest is n0/card: {missed}" in reason.message
+    (reason,) = ClassAnswers(fleet_of({"lab/a": made})).answer(_ask(_shape(group), explain=True)).apps["web"].reasons
+    nearest = "n1" if missed.startswith("MEMORY") else "n0"
+    assert reason.code == "PartShort" and f"; nearest is {nearest}/card: {missed}" in reason.message
 
 
 @pytest.mark.parametrize(

@@ -128,10 +128,7 @@ def count_devices(rows: Rows, ask: DeviceAsk, about: Mask) -> DeviceCounts:
                     else np.clip(amounts[:, entries[0][0]] // entries[0][1], 0, number)
                 )
                 if ask.capacity and not of_part.all():
-                    having_not = int(np.argmin(of_part))
-                    device = part_id(rows.node_name(int(ids[at[having_not]])), part.path)
-                    missed = _short_capacity(layout, part, device, amounts[having_not], ask, wanted)
-                    capacity = _nearer(capacity, missed)
+                    capacity = _nearer(capacity, _short_capacity(rows, ids[at], layout, part, amounts, ask, wanted))
                 sources = _sources(layout, part, amounts)
                 if ask.admin:  # it takes nothing
                     of_part, sources = np.full(len(at), number), []
@@ -225,13 +222,22 @@ def _nearer(known: ShortCounter | None, found: ShortCounter | None) -> ShortCoun
 
 
 def _short_capacity(
-    layout: Layout, part: InnerPart, device: str, left: Counts, ask: DeviceAsk, wanted: Mapping[str, int] | None
+    rows: Rows,
+    nodes: Ids,
+    layout: Layout,
+    part: InnerPart,
+    amounts: Counts,
+    ask: DeviceAsk,
+    wanted: Mapping[str, int] | None,
 ) -> ShortCounter | None:
-    """Returns the capacity of which a device has too little left, or never so much."""
+    """Returns the capacity of which a device has too little left, or never so much: of the nodes the nearest one."""
     for name, needed in (wanted or {}).items():
         entry = layout.entry_at.get((part.path, name))
-        if entry is not None and left[entry] < needed:
-            return ShortCounter(device, name, needed, max(int(left[entry]), 0))
+        if entry is not None and (short := amounts[:, entry] < needed).any():
+            nearest = int(np.argmax(np.where(short, amounts[:, entry], np.iinfo(np.int64).min)))
+            device = part_id(rows.node_name(int(nodes[nearest])), part.path)
+            return ShortCounter(device, name, needed, max(int(amounts[nearest, entry]), 0))
+    device = part_id(rows.node_name(int(nodes[0])), part.path)
     has = layout.inside.devices[part.device].capacity
     for name, text in ask.capacity.items() if wanted is None else ():
         needed = -(-parse_nanos(text) // _NANO)

@@ -119,7 +119,8 @@ class HeldParts:
 
 
 def parts_of(claims: Iterable[Claim]) -> Parts:
-    """Returns what claims hold that take each other over: of each part the most that one of them takes."""
+    """Returns what claims hold that take each other over: of each part the most that one of them takes. Parts of which they take nothing
+    are left out."""
     parts: Parts = {}
     for claim in claims:
         of_claim: Parts = {}
@@ -129,6 +130,6 @@ def parts_of(claims: Iterable[Claim]) -> Parts:
                 for name, amount in amounts.items():
                     here[name] = here.get(name, 0) + amount * slot.count
         for place, amounts in of_claim.items():
-            if amounts:
+            if any(amounts.values()):
                 at_least(parts.setdefault(place, {}), amounts)
     return parts

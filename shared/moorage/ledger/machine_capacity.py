@@ -23,9 +23,8 @@ class MachineCapacity:
         self._reserved: dict[str, ClusterAmounts] = {}  # reservation of machines → what its slots take
         self._granted: dict[str, ClusterAmounts] = {}  # guest → what it takes of slots
         self._reservation_of: dict[str, set[str]] = {}  # claim whose pods fill slots → reservations
-        self._times: dict[
-            str, Counter[int]
-        ] = {}  # machine type → times of its reservations, see `ReservedSlots.before`
+        #: Machine type → times of its reservations, see `ReservedSlots.before`.
+        self._times: dict[str, Counter[int]] = {}
         self._times_of: dict[str, tuple[str, tuple[int, ...]]] = {}  # reservation → its machine type, and its times
         #: Reservation → its cluster, and by resource who may use its slots.
         self._users: dict[str, tuple[str, dict[str, tuple[Allow, ...]]]] = {}
@@ -107,7 +106,8 @@ class MachineCapacity:
                 machines.add(machine)
         changed = set()
         for machine in machines:
-            times = tuple(sorted(+self._times[machine]))
+            counts = self._times[machine] = +self._times[machine]  # without times that nobody has any more
+            times = tuple(sorted(counts))
             if times != self._fleet.slot_times.get(machine, ()):
                 changed.add(machine)
                 self._fleet.slot_times[machine] = times
