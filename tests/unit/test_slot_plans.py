@@ -6,6 +6,7 @@ from collections import Counter
 from datetime import UTC, datetime
 from random import Random
 
+import msgspec
 import pytest
 
 from moorage.ledger import Ledger
@@ -17,6 +18,7 @@ from moorage.model.machines import (
     Gpu,
     GuestReport,
     Machine,
+    MachineReport,
     MachineType,
     PoolNode,
     PoolNodeReport,
@@ -175,6 +177,23 @@ def test_a_cluster_is_planned_again_when_windows_of_machines_of_the_mesh_begin()
 
     assert again(0) == 100 - AHEAD, "its slots are committed ahead"
     assert again(80) == 100 and again(150) == 200 and again(200) == -NOW
+
+
+def test_only_slots_that_may_be_of_an_invalid_machine_stay_as_they_are() -> None:
+    fleet = writer_of({CLUSTER: [node(cpu="8")]}).fleet
+    broken = MachineReport(name="broken", uid="b", invalid="spec: is wrong")
+    guest = GuestReport(uid="a", namespace="lab", name="a", machine=MACHINE, state="waiting")
+
+    def why(*reports: MachineReport) -> str:
+        state = ClusterMachines(CLUSTER, machines={r.name: r for r in reports}, guests={"a": guest})
+        (waiting,) = Planner(fleet, Ledger(), state, NOW).grants().waiting
+        return waiting.message
+
+    stays = f"{MACHINE} stays as it is until its Machine is valid again"
+    valid = MachineReport(name="m", uid="m", machine=machine(machine_type("large", 4, 1)))
+    assert why(broken) == stays, "nothing is known of the Machine of this type"
+    assert why(broken, msgspec.structs.replace(valid, invalid="spec: is wrong")) == stays
+    assert why(broken, valid) == why(valid) != stays
 
 
 def test_a_slot_has_room_for_as_many_pods_as_may_share_it() -> None:

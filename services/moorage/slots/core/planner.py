@@ -152,10 +152,11 @@ class Planner:
                 yield report.machine
 
     def _stays(self, key: str) -> bool:
-        """Returns whether the slots of a type stay as they are in the ledger: its Machine is invalid, or one that is may be its Machine."""
+        """Returns whether the slots of a type stay as they are in the ledger: its Machine is invalid, or is not known and may be one that is."""
         group = key.partition("/")[0]
-        broken = [r.machine for r in self._cluster.machines.values() if r.invalid and not r.deleting]
-        return any(machine is None or machine.group == group for machine in broken)
+        reports = [report for report in self._cluster.machines.values() if not report.deleting]
+        of_group = [r.invalid for r in reports if r.machine is not None and r.machine.group == group]
+        return any(of_group or (r.invalid for r in reports if r.machine is None))
 
     def reservations(self) -> ReservationPlan:
         plan = ReservationPlan()
@@ -181,9 +182,9 @@ class Planner:
                 reserved.slots or reserved.claim in self._ledger.machines.reserved
             ):
                 plan.changed.append(reserved)
-        of_mesh = {f"{s.machine.group}/{kind.name}" for s in self._documents for kind in s.machine.types}
+        known = {f"{s.machine.group}/{kind.name}" for s in self._documents for kind in s.machine.types} | wanted.keys()
         for reserved in self._ledger.machines.of_cluster(self._cluster.name):
-            if reserved.machine not in {*wanted, *of_mesh} and not self._stays(reserved.machine):
+            if reserved.machine not in known and not self._stays(reserved.machine):
                 plan.changed.append(ReservedSlots(machine=reserved.machine, cluster=reserved.cluster))
         return plan
 
