@@ -26,7 +26,8 @@ from .names import (
 )
 from .windows import deadline_seconds
 
-_DEFAULT_GRACE = 30
+#: The grace period of pods that name none.
+DEFAULT_GRACE = 30
 Pod = Mapping[str, Any]
 
 
@@ -132,7 +133,7 @@ def guest(pod: Pod) -> Guest:
         created=meta.get("creationTimestamp") or "",
         priority=int(spec.get("priority") or 0),
         seconds=int(spec.get("activeDeadlineSeconds") or 0),
-        grace=_DEFAULT_GRACE if grace is None else int(grace),
+        grace=DEFAULT_GRACE if grace is None else int(grace),
         granted_at=_granted_at(pod),
         is_marked=SLOT_OF in (meta.get("annotations") or {}),
         alone=claim.startswith(OFFLINE) or GIVEN_ALONE in (meta.get("annotations") or {}),

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from moorage.machine_groups.names import DOMAIN, NODE_POOL, type_key
+from moorage.machine_groups.pods import DEFAULT_GRACE
 from moorage.machine_groups.windows import end_of, parse_runtime
 from moorage.model.documents import Need
 from moorage.model.machine_slots import slot_resource
@@ -18,8 +19,6 @@ from .diagnostics import Diagnostics
 _NAME = "[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?"
 _MACHINE = re.compile(f"{_NAME}/{_NAME}", re.ASCII)
 _WINDOW = re.compile(_NAME, re.ASCII)
-#: The grace period of pods that name none.
-GRACE = 30
 #: Guests are given tolerations for the taints of their node where they are created; its slot decides on which one they run.
 _TAINTS_OF_MACHINES = Toleration(key=DOMAIN, operator="Prefix", effect="NoSchedule")
 #: The template of a DaemonSet is given those that keep it off no node that is ready.
@@ -61,7 +60,8 @@ class MachineNeed:
         """Returns the seconds after which a pod that starts now is gone; 0 where another one would follow it."""
         seconds = parse_runtime(self.max_runtime) or 0
         grace = (template.get("spec") or {}).get("terminationGracePeriodSeconds")
-        return end_of(0.0, seconds, GRACE if grace is None else int(grace)) or 0.0 if kind in ("Job", "Pod") else 0.0
+        known = grace if isinstance(grace, int) else DEFAULT_GRACE  # others are refused by the API server
+        return end_of(0.0, seconds, known) or 0.0 if kind in ("Job", "Pod") else 0.0
 
     def resources(self, requested: Mapping[str, int]) -> dict[str, int]:
         """Returns what the pod takes of its node: a slot, whose size has its CPU, its memory and its devices already."""
