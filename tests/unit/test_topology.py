@@ -8,6 +8,7 @@ import pytest
 
 from moorage.candidates.decode import DecodedAnswer, decode_answer
 from moorage.controllers.hardware.core.answers import HardwareAnswers
+from moorage.controllers.topology.core import daemon_sets
 from moorage.controllers.topology.core.answers import TopologyAnswers
 from moorage.fit import Assigned, FitCache, Unassigned, assign
 from moorage.fleet import Fleet
@@ -302,7 +303,7 @@ def test_more_pods_than_parts_serve() -> None:
     ]
 
 
-def test_nodes_that_lack_a_device_for_a_pod_on_each_node_are_named() -> None:
+def test_nodes_that_lack_a_device_for_a_pod_on_each_node_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = [node(f"n-{number}", cpu="8") for number in range(3)]
     nodes[0].devices = [DeviceReport(id="d.x/n-0/x", driver="d.x", pool="n-0", name="x")]
     fleet = fleet_of({"lab/a": nodes})
@@ -310,6 +311,8 @@ def test_nodes_that_lack_a_device_for_a_pod_on_each_node_are_named() -> None:
     shape = _shape(group, per_node=True, object="DaemonSet/web")
     assert [code for _, code in _reasons(fleet, shape)] == [{"code": "PartShort", "need": "pods", "consumer": "web"}]
     assert _message(fleet, shape).endswith("are not on all: 2 of 3 nodes of lab/a, such as n-1, n-2")
+    monkeypatch.setattr(daemon_sets, "_LOOKED_AT", 1)
+    assert _message(fleet, shape).endswith("are not on all: 2 of 3 nodes of lab/a"), "the first one lacks nothing"
     assert _reasons(fleet_of({"lab/a": nodes[:1]}), shape) == []
 
 

@@ -25,4 +25,5 @@ def lacking_nodes(fleet: Fleet, shape: Shape, cid: int) -> str:
             names.append(fleet.node_name(row))
         if len(names) == SAMPLES:
             break
-    return f": {found.needed - found.best} of {found.needed} nodes of {fleet.names[cid]}, such as {', '.join(names)}"
+    some = f", such as {', '.join(names)}" if names else ""  # none of those that are looked at may lack any
+    return f": {found.needed - found.best} of {found.needed} nodes of {fleet.names[cid]}{some}"
