@@ -13,8 +13,6 @@ from moorage.model.slots import DeviceGrant, is_claimed, is_of_claim
 
 #: The pod's name for the claim that is made for its needs for devices of classes; no claim of a document is called so.
 MADE = "needs"
-
-
 encode = msgspec.json.Encoder(order="sorted").encode
 
 

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from moorage.model.groups import Revision
 from moorage.model.part_requests import AttributeRelation, DeviceAsk, PodContainer
 from moorage.model.slots import is_of_claim
 from moorage.parsing import parse_nanos
-from moorage.podspec import (
-    object_key,
-    template,
-    template_path,
-    with_value,
-)
+from moorage.podspec import object_key, template, template_path, with_value
 from moorage.podspec.device_shares import class_of_resource, is_class_resource
 from moorage.podspec.extended_resources import ExtendedNeed, container_uses, extended_needs
 
@@ -34,7 +29,7 @@ class ClassNeeds(NamedTuple):
 def without_classes(manifest: Manifest) -> Manifest:
     """Returns the object without the classes that its containers request as resources, which no API server knows."""
     found = template(manifest)
-    if found is None or not any(of for _, of in _class_resources(found)):
+    if found is None or not _requests_classes(found):
         return manifest
     spec = dict(found["spec"])
     for field in ("containers", "initContainers"):
@@ -52,13 +47,14 @@ def _without_classes(container: Manifest) -> Manifest:
     return {**container, "resources": resources} if resources else container
 
 
-def _class_resources(pod_template: Manifest) -> Iterator[tuple[str, set[str]]]:
-    """Yields the classes that each container requests as resources."""
+def _requests_classes(pod_template: Manifest) -> bool:
+    """Returns whether a container requests a class as a resource."""
     spec = pod_template.get("spec") or {}
     for container in [*(spec.get("containers") or ()), *(spec.get("initContainers") or ())]:
         resources = container.get("resources") or {}
-        names = {*(resources.get("requests") or ()), *(resources.get("limits") or ())}
-        yield str(container.get("name", "")), set(map(class_of_resource, filter(is_class_resource, names)))
+        if any(map(is_class_resource, [*(resources.get("requests") or ()), *(resources.get("limits") or ())])):
+            return True
+    return False
 
 
 def _containers_of_classes(pod_template: Manifest) -> dict[str, frozenset[str]]:
