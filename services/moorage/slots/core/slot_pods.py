@@ -150,8 +150,9 @@ def _of_type(ledger: Ledger, key: str, kind: MachineType, cluster: str, now: flo
             there[node] = there.get(node, 0) + count
     moments = [now, *(begin for begin, _ in found if begin > now)] if now < inf else [0.0]
     most: NodeCounts = {}
+    everywhere = {node for there in found.values() for node in there}
     for moment in moments:
-        for node in {node for there in found.values() for node in there}:
+        for node in everywhere:
             there_then = sum(n.get(node, 0) for (begin, end), n in found.items() if begin <= moment < end)
             most[node] = max(there_then, most.get(node, 0))
     return {node: count for node, count in most.items() if count}
