@@ -30,7 +30,7 @@ from .groups import project_of
 from .middleware import gateway_of
 from .responses import json_response, list_response, page_of
 
-#: Properties that other fields tell.
+#: Built-in properties of devices that other fields tell.
 _TOLD = (NAME, NODE, CLUSTER)
 
 
@@ -150,6 +150,7 @@ def _item(
     properties = device_properties(fleet, node.first + at)
     part, cluster = node.layout.parts[at], fleet.names[node.cid]
     ident = part_id(node.name, part.path)
+    told = _TOLD if KIND in properties else ()  # parts that are no devices may have others of these names
     used: dict[str, str] = {}
     for name in sorted(part.inventories):
         columns = fleet.parts.classes[name]
@@ -170,7 +171,7 @@ def _item(
         kind=part.kind,
         traits=sorted(part.traits),
         aggregates=sorted(part.aggregates),
-        properties={name: value for name, value in sorted(properties.items()) if name not in _TOLD},
+        properties={name: value for name, value in sorted(properties.items()) if name not in told},
         health="Healthy" if part.healthy or part.closed else "Unhealthy",
         inventories={name: _inventory(name, found) for name, found in sorted(part.inventories.items())},
         used=used,
