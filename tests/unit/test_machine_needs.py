@@ -89,7 +89,7 @@ def test_a_slot_has_the_size_of_the_whole_pod() -> None:
     assert len(templates) == 3, "another machine is another pod template"
 
 
-@pytest.mark.parametrize(("grace", "runtime"), [(None, 3635), (60, 3665), ("soon", 3635), ({}, 3635)])
+@pytest.mark.parametrize(("grace", "runtime"), [(None, 3635), (60, 3665), ("soon", 3635), ({}, 3635), (10**400, 3635)])
 def test_pods_that_run_once_say_when_they_are_gone(grace: Any, runtime: float) -> None:
     given = document({**NEED, "maxRuntime": "1h"})
     pods = {**MANIFEST["spec"]["template"]["spec"], "terminationGracePeriodSeconds": grace}

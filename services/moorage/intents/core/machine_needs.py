@@ -60,7 +60,8 @@ class MachineNeed:
         """Returns the seconds after which a pod that starts now is gone; 0 where another one would follow it."""
         seconds = parse_runtime(self.max_runtime) or 0
         grace = (template.get("spec") or {}).get("terminationGracePeriodSeconds")
-        known = grace if isinstance(grace, int) else DEFAULT_GRACE  # others are refused by the API server
+        # The API server refuses others.
+        known = grace if isinstance(grace, int) and 0 <= grace < 1 << 63 else DEFAULT_GRACE
         return end_of(0.0, seconds, known) or 0.0 if kind in ("Job", "Pod") else 0.0
 
     def resources(self, requested: Mapping[str, int]) -> dict[str, int]:
