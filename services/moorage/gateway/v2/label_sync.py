@@ -17,7 +17,7 @@ from moorage.model.problems import Refused
 from moorage.model.v2_resources import Path
 
 from ..bus_client import call
-from ..read_model import SHOWN_WITHIN, ReadModel
+from ..read_model import ReadModel
 
 log = structlog.get_logger("gateway")
 #: Seconds between retries of failed updates.
@@ -43,7 +43,7 @@ def _known(view: ReadModel, cluster: str) -> bool:
     return cid is not None and cid < view.fleet.size and bool(view.fleet.known[cid])
 
 
-async def wait_for_label(view: ReadModel, path: Path, within: float = SHOWN_WITHIN) -> None:
+async def wait_for_label(view: ReadModel, path: Path, within: float = 3.0) -> None:
     """Waits until the fleet has, or no longer has, the label at this path, so that a deployment right after it sees it."""
     cluster = f"{path[1]}/{path[3]}"
     key, _, value = path[5].partition("=")
