@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from moorage.fleet import Fleet
 from moorage.ledger import Ledger
-from moorage.machine_groups import sizes
-from moorage.machine_groups.sizes import slot_size
-from moorage.machine_groups.windows import Span
 from moorage.model.machine_slots import ReservedSlots, reservation_claim
-from moorage.model.machines import MachineDocument, MachineType
+from moorage.model.machines import MachineDocument
 
-from .dependent_types import limits, places_alone
-from .layout import PATIENCE, NodeCounts, NodeKey, PooledNode, TypeLayout, lay_out
+from .layout import PATIENCE, NodeCounts, NodeKey, PooledNode, lay_out
 from .mesh_machines import SlotParts, StoredMachine, share_of
-from .planner import FleetRoom, Planner, children_sizes, dependents, is_usable, window_projects
-from .slot_pods import SlotsInUse, ends_beside_windows, lent_slots
+from .planner import FleetRoom, Planner, is_usable
+from .slot_pods import SlotsInUse
 from .state import ClusterMachines
-from .window_slots import by_window, less, set_aside, slots_before, times_of
+from .type_reservations import changed, reserve_type
 
 
 @dataclass(slots=True)
@@ -56,87 +52,12 @@ def lay_out_over_clusters(
         key = f"{machine.group}/{kind.name}"
         if layout.short:
             found.why[key] = f"{layout.maximum - layout.short} of {layout.maximum} slots fit; {layout.why}"
-        parts |= _reserve(key, kind, layout, stored, ledger, now, found, in_use, allowed)
+        divided = reserve_type(machine, kind, layout.slots, stored.clusters, ledger, now, in_use, allowed)
+        found.changed += [one for one in divided.by_cluster.values() if changed(one, ledger)]
+        parts |= divided.parts
     slots = {name: layout.slots for name, layout in layouts.items()}
     short = {name: layout.short for name, layout in layouts.items()}
     found.shares = {cluster: share_of(stored, cluster, slots, short, parts) for cluster in stored.clusters}
-    return found
-
-
-def _reserve(
-    key: str,
-    kind: MachineType,
-    layout: TypeLayout,
-    stored: StoredMachine,
-    ledger: Ledger,
-    now: float,
-    found: MeshLayout,
-    in_use: SlotsInUse,
-    allowed: Mapping[str, NodeCounts],
-) -> dict[str, SlotParts]:
-    """Notes the reservations of a type that change. Returns which of its slots are for what, also those of types that live in them."""
-    promised = in_use.promised[kind.name]
-    offline = set_aside(
-        layout.slots,
-        kind.offline_slots,
-        in_use.alone[kind.name],
-        _set_aside_now(key, stored.clusters, ledger),
-        promised,
-    )
-    spans = [span for span in map(Span.of, kind.windows) if span.end > now]
-    ends = ends_beside_windows(ledger, stored.machine, kind.name, stored.clusters, promised)
-    held = _windows_now(key, stored.clusters, ledger)
-    free = less(layout.slots, offline)
-    kept, windows = by_window(spans, free, held, ends)
-    lent = lent_slots(ledger, key, stored.clusters)
-    before_windows = slots_before(times_of(spans, now), free, spans, windows, lent, now)
-    apart = places_alone(stored.machine, kind.name, offline, in_use.alone)
-    most = limits(
-        stored.machine,
-        kind.name,
-        less(free, kept),
-        in_use.pods,
-        allowed,
-        apart,
-    )
-    size = slot_size(sizes(stored.machine), kind.name)
-    for cluster in stored.clusters:
-        wanted = ReservedSlots(
-            machine=key,
-            cluster=cluster,
-            size=size,
-            children=children_sizes(stored.machine, kind.name),
-            dependents=dependents(stored.machine, kind.name, most, cluster),
-            slots=_in(cluster, layout.slots),
-            offline=_in(cluster, offline),
-            kept=_in(cluster, kept),
-            windows={name: here for name, nodes in windows.items() if (here := _in(cluster, nodes))},
-            before={time: _all_in(cluster, there) for time, there in before_windows.items()},
-            allow=stored.machine.allow,
-            window_projects=window_projects(kind),
-        )
-        before = ledger.machines.reserved.get(wanted.claim)
-        if before != wanted and (wanted.slots or before is not None):
-            found.changed.append(wanted)
-    return {kind.name: SlotParts(offline, windows)} | {name: SlotParts(places, {}) for name, places in apart.items()}
-
-
-def _set_aside_now(key: str, clusters: Iterable[str], ledger: Ledger) -> NodeCounts:
-    """Returns the slots of a type that clusters give out alone by the ledger."""
-    found: NodeCounts = {}
-    for cluster in clusters:
-        reserved = ledger.machines.reserved.get(reservation_claim(key, cluster))
-        found |= {NodeKey(cluster, n): c for n, c in reserved.offline.items()} if reserved is not None else {}
-    return found
-
-
-def _windows_now(key: str, clusters: Iterable[str], ledger: Ledger) -> dict[str, NodeCounts]:
-    """Returns the slots of each window by the ledger."""
-    found: dict[str, NodeCounts] = {}
-    for cluster in clusters:
-        reserved = ledger.machines.reserved.get(reservation_claim(key, cluster))
-        for window, nodes in (reserved.windows if reserved is not None else {}).items():
-            found.setdefault(window, {}).update({NodeKey(cluster, n): c for n, c in nodes.items()})
     return found
 
 
@@ -156,11 +77,3 @@ def _pooled(
     ready = report.condition == "Ready" and node.mode == "ready"
     waits = report.condition == "NotReady" and node.mode == "ready" and now - report.since < PATIENCE
     return PooledNode(key, node.machine_types, ready or waits, ready and is_usable(fleet, key))
-
-
-def _all_in(cluster: str, nodes: NodeCounts) -> dict[str, int]:
-    return {node.name: count for node, count in nodes.items() if node.cluster == cluster}
-
-
-def _in(cluster: str, nodes: NodeCounts) -> dict[str, int]:
-    return {node.name: count for node, count in nodes.items() if node.cluster == cluster and count}

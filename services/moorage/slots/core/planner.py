@@ -15,7 +15,7 @@ from moorage.machine_groups import sizes
 from moorage.machine_groups.guest_rules import PlacedGuests
 from moorage.machine_groups.sizes import per_slot, root_of, slot_size
 from moorage.machine_groups.windows import Span, next_time
-from moorage.model.machine_slots import Dependent, GrantedSlot, ReservedSlots, reservation_claim, slot_resource
+from moorage.model.machine_slots import GrantedSlot, ReservedSlots, reservation_claim, slot_resource
 from moorage.model.machines import (
     Allow,
     Grant,
@@ -26,22 +26,18 @@ from moorage.model.machines import (
     Reservation,
     WaitingReason,
 )
-from moorage.model.shapes import PODS
 
-from .dependent_types import limits, places_alone, types_below
 from .grants import GrantPlan, SlotUse, plan_grants, short_of
-from .layout import PATIENCE, NodeCounts, NodeKey, PooledNode, TypeLayout, lay_out
+from .layout import PATIENCE, NodeCounts, NodeKey, PooledNode, lay_out
 from .mesh_machines import StoredMachine
 from .slot_pods import (
     SlotsInUse,
     claims_within,
-    ends_beside_windows,
-    lent_slots,
     slots_of_objects,
     times_of_claims,
 )
 from .state import ClusterMachines
-from .window_slots import by_window, less, set_aside, slots_before, times_of
+from .type_reservations import changed, reserve_type
 
 
 @dataclass(slots=True)
@@ -172,16 +168,16 @@ class Planner:
                 layout = layouts.get(machine_type.name)
                 if layout is not None:
                     key = f"{machine.group}/{machine_type.name}"
-                    wanted[key] = self._reserved(machine, key, machine_type, layout, in_use)
+                    own, allowed = (self._cluster.name,), self.allowed(machine, machine_type.name)
+                    found = reserve_type(
+                        machine, machine_type, layout.slots, own, self._ledger, self._now, in_use, allowed
+                    )
+                    wanted[key] = found.by_cluster[self._cluster.name]
                     if layout.short:
                         plan.why[key] = f"{layout.maximum - layout.short} of {layout.maximum} slots fit; {layout.why}"
         for machine in self.machines():
             plan.again = _sooner(plan.again, self._next(machine))
-        for reserved in wanted.values():
-            if self._ledger.machines.reserved.get(reserved.claim) != reserved and (
-                reserved.slots or reserved.claim in self._ledger.machines.reserved
-            ):
-                plan.changed.append(reserved)
+        plan.changed += [reserved for reserved in wanted.values() if changed(reserved, self._ledger)]
         known = {f"{s.machine.group}/{kind.name}" for s in self._documents for kind in s.machine.types} | wanted.keys()
         for reserved in self._ledger.machines.of_cluster(self._cluster.name):
             if reserved.machine not in known and not self._stays(reserved.machine):
@@ -295,54 +291,6 @@ class Planner:
         waits = [g.not_before for g in self._cluster.guests.values() if g.not_before > self._now]
         return min([*times, *waits], default=0.0)
 
-    def _reserved(
-        self,
-        machine: Machine,
-        key: str,
-        machine_type: MachineType,
-        layout: TypeLayout,
-        in_use: SlotsInUse,
-    ) -> ReservedSlots:
-        before = self._ledger.machines.reserved.get(reservation_claim(key, self._cluster.name))
-        aside = {NodeKey(self._cluster.name, n): c for n, c in before.offline.items()} if before is not None else {}
-        name = machine_type.name
-        offline = set_aside(layout.slots, machine_type.offline_slots, in_use.alone[name], aside, in_use.promised[name])
-        spans = [span for span in _spans(machine_type) if span.end > self._now]
-        held = {
-            window: {NodeKey(self._cluster.name, n): c for n, c in nodes.items()}
-            for window, nodes in (before.windows if before is not None else {}).items()
-        }
-        ends = ends_beside_windows(self._ledger, machine, name, (self._cluster.name,), in_use.promised[name])
-        free = less(layout.slots, offline)
-        kept, windows = by_window(spans, free, held, ends)
-        lent = lent_slots(self._ledger, key, (self._cluster.name,))
-        before_windows = slots_before(times_of(spans, self._now), free, spans, windows, lent, self._now)
-        found = sizes(machine)
-        most = limits(
-            machine,
-            machine_type.name,
-            less(free, kept),
-            in_use.pods,
-            self.allowed(machine, machine_type.name),
-            places_alone(machine, machine_type.name, offline, in_use.alone),
-        )
-        return ReservedSlots(
-            machine=key,
-            cluster=self._cluster.name,
-            size=slot_size(found, machine_type.name),
-            children=children_sizes(machine, machine_type.name),
-            dependents=dependents(machine, machine_type.name, most, self._cluster.name),
-            slots=_names(layout.slots),
-            offline=_names(offline),
-            kept=_names(kept),
-            windows={name: _names(nodes) for name, nodes in windows.items()},
-            before={
-                time: {node.name: count for node, count in there.items()} for time, there in before_windows.items()
-            },
-            allow=machine.allow,
-            window_projects=window_projects(machine_type),
-        )
-
     def _use(self, key: str) -> SlotUse:
         group, _, name = key.partition("/")
         machine = next((m for m in self.machines() if m.group == group), None)
@@ -444,35 +392,8 @@ class Planner:
         return int(column[row])
 
 
-def children_sizes(machine: Machine, root: str) -> dict[str, dict[str, int]]:
-    """Returns the sizes of the types that live in slots of a type, by GROUP/TYPE."""
-    found = sizes(machine)
-    return {f"{machine.group}/{name}": {**found[name].amounts, PODS: 1} for name in sorted(types_below(machine, root))}
-
-
-def dependents(machine: Machine, root: str, most: Mapping[str, NodeCounts], cluster: str) -> dict[str, Dependent]:
-    """Returns how the types live in slots of a type of a cluster, by GROUP/TYPE. `most`: of those of which there are only so many."""
-    found = sizes(machine)
-    return {
-        f"{machine.group}/{name}": Dependent(
-            parent=f"{machine.group}/{found[name].parent}",
-            per_parent=found[name].per_parent,
-            most={n.name: c for n, c in most[name].items() if n.cluster == cluster} if name in most else None,
-        )
-        for name in sorted(types_below(machine, root))
-    }
-
-
-def window_projects(machine_type: MachineType) -> dict[str, list[str]]:
-    return {window.name: list(window.projects) for window in machine_type.windows if window.projects}
-
-
 def _spans(machine_type: MachineType) -> list[Span]:
     return [Span.of(window) for window in machine_type.windows]
-
-
-def _names(nodes: NodeCounts) -> dict[str, int]:
-    return {node.name: count for node, count in nodes.items() if count}
 
 
 def _sooner(one: float, other: float) -> float:
