@@ -82,6 +82,15 @@ def class_object(name: str, **requirements: tuple[str, str]) -> bytes:
     return msgspec.json.encode({"kind": "ResourceClass", "metadata": {"name": name}, "spec": spec})
 
 
+async def apply_classes(bus: Bus) -> None:
+    """Makes the classes of which documents ask for devices."""
+    for one in (
+        class_object("big", Kind=("In", "nvidia-gpu"), memory=("GtEq", "40Gi")),
+        class_object("fast", Kind=("In", "nic"), speed=("GtEq", "10Gbps")),
+    ):
+        await bus.request("moorage.intents.apply", one)
+
+
 def document(name: str, *, devices: bool, project: str = "", pods: int = 1) -> bytes:
     found = deployment(name, cpu="100m", pods=pods)
     if project:
@@ -110,11 +119,7 @@ async def _figures(*, uuids: bool) -> list[Figure]:
             bus = await Bus.connect(mesh.settings, worker="admin")
             asked = Decisions(bus)
             await asked.start()
-            for one in (
-                class_object("big", Kind=("In", "nvidia-gpu"), memory=("GtEq", "40Gi")),
-                class_object("fast", Kind=("In", "nic"), speed=("GtEq", "10Gbps")),
-            ):
-                await bus.request("moorage.intents.apply", one)
+            await apply_classes(bus)
             for i in range(-20, TIMES):
                 for devices in (False, True):
                     name = f"{'with' if devices else 'without'}-{i}"

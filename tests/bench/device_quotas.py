@@ -10,7 +10,7 @@ from moorage.bus import Bus
 from moorage_testkit.mesh import Mesh
 
 from .decisions import fleet
-from .device_decisions import CLUSTERS, class_object, document, fleet_file
+from .device_decisions import CLUSTERS, apply_classes, document, fleet_file
 from .harness import Figure, percentiles
 from .workload import Decisions
 
@@ -32,12 +32,9 @@ async def device_quotas() -> list[Figure]:
             bus = await Bus.connect(mesh.settings, worker="admin")
             asked = Decisions(bus)
             await asked.start()
-            for one in (
-                class_object("big", Kind=("In", "nvidia-gpu"), memory=("GtEq", "40Gi")),
-                class_object("fast", Kind=("In", "nic"), speed=("GtEq", "10Gbps")),
-                *map(_quota, samples),
-            ):
-                await bus.request("moorage.intents.apply", one)
+            await apply_classes(bus)
+            for project in samples:
+                await bus.request("moorage.intents.apply", _quota(project))
             gate = asyncio.Semaphore(8)
 
             async def hold(i: int) -> None:

@@ -26,7 +26,7 @@ def test_decisions_documents_and_errors_have_one_line_each() -> None:
         assert mesh.run("get", "group", "nobody").returncode == 3
         assert mesh.run("apply", "-f", "-", data=document.replace(b"replicas", b"replicass", 1)).returncode == 1
 
-        # What is shown is not in the logs at once.
+        # Logs show an app a moment after `get` does.
         (placed,) = wait_until(lambda: [line for line in lines(mesh, "merger") if line.get("group") == GROUP])
         assert (placed["event"], placed["level"], placed["revision"]) == ("placed", "info", 1)
         assert list(placed["clusters"]) == ["web"] and placed["decision"] and placed["cause"]

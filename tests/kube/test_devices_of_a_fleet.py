@@ -385,7 +385,7 @@ def test_an_extended_resource_is_served_by_the_devices_of_the_decision(
     plane.call("POST", "/api/v1/namespaces/default/pods", stranger)
     try:
         until(lambda: allocated(plane) == ["gpu-2", "gpu-3"], 60, "the stranger has the other device")
-        # Who is displaced gets another pod template, for the rollout of which there is no third device.
+        # A displaced app gets another pod template, and there is no third device for the rollout.
         until(lambda: in_use(mesh, "lab/edge-1") == {"gpu-2", "gpu-3"}, 60, "the mesh knows of it")
         app["manifests"][0]["spec"]["replicas"] = 2
         apply(mesh, wanted)

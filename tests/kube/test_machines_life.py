@@ -170,7 +170,7 @@ def cut_after(api: Api, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_leaving_goes_on_where_it_was_interrupted(
     cluster: MachineCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever was removed last: the connection is lost after some requests, later ones each time, and the API server is restarted."""
+    """Loses the connection after some requests, later ones each time, and restarts the API server."""
     for name in NODES:
         cluster.patch(f"/api/v1/nodes/{name}", {"spec": {"taints": None}})
     before = await dump_at_rest(cluster)

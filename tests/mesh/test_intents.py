@@ -348,7 +348,7 @@ async def test_two_stores_write_one_group_concurrently(mesh: Mesh) -> None:
     last = next(n for n, a in enumerate(answers, 1) if a["revision"] == 13)
     record = await mesh.the_record()
     assert (record.revision, record.resolved.apps[0].replicas) == (13, last)
-    # What is kept of a revision is what was acknowledged for it.
+    # A revision is kept as it was acknowledged.
     acknowledged = {1: 100} | {answer["revision"]: n for n, answer in enumerate(answers, 1)}
     revisions = mesh.bus.bucket("moorage-revisions")
     for revision in range(1, 13):

@@ -1,4 +1,5 @@
-"""Whatever the order of events, and whatever others do: never more guests are let in than there are slots, and at rest all are accounted for."""
+"""Tests with random orders of events, and changes by others, that no more guests are let in than there are slots, and that at rest all are
+accounted for."""
 
 from __future__ import annotations
 

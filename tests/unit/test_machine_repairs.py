@@ -1,4 +1,4 @@
-"""What others change of a Machine's objects is put back, and what becomes of its Nodes and types is written and told."""
+"""Machines put back changes that others make to their objects, and write and tell what becomes of their Nodes and types."""
 
 from __future__ import annotations
 

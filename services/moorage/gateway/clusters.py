@@ -12,6 +12,7 @@ from moorage.bus import time_text
 from moorage.fit.inner_rows import nodes_by_layout
 from moorage.fleet import Fleet
 from moorage.ledger import ActiveClaim
+from moorage.model.names import project_of
 from moorage.model.part_reports import ZoneReport
 from moorage.model.problems import Refused, not_found
 from moorage.model.shapes import EXCLUSIVE
@@ -19,7 +20,7 @@ from moorage.parsing import format_amount
 from moorage.parts.inside import zone_id
 
 from .authorization import caller_of
-from .groups import project_of, select_by_labels
+from .groups import select_by_labels
 from .middleware import gateway_of
 from .read_model import ReadModel
 from .responses import json_response, list_response, page_of

@@ -10,6 +10,7 @@ from aiohttp import web
 
 from moorage.bus import subjects
 from moorage.model.controllers import Controller
+from moorage.model.names import project_of
 from moorage.model.problems import (
     Refused,
     Violation,
@@ -24,7 +25,7 @@ from .bus_client import call
 from .core.schemas import ControllerEdit
 from .etags import if_match
 from .events import group_of
-from .groups import controller_item, document_key, intent_kind, known_group, project_of
+from .groups import controller_item, document_key, intent_kind, known_group
 from .middleware import gateway_of
 from .responses import json_response
 

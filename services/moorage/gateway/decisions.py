@@ -10,6 +10,7 @@ from moorage.bus import subjects
 from moorage.fleet import ExcerptFleet, Malformed
 from moorage.ledger.records import excerpt_of
 from moorage.model.claims import Decision, decision_document
+from moorage.model.names import project_of
 from moorage.model.problems import Problem, Refused, not_found
 from moorage.model.records import DecisionRecord, ReplayAsk
 from moorage.model.replies import Reply
@@ -22,7 +23,6 @@ from .bus_client import call
 from .candidates import candidates, candidates_of, choices_of, names_of
 from .core.history import EndedDecision, RecordedDecision
 from .decision_records import no_record
-from .groups import project_of
 from .middleware import Gateway, gateway_of
 from .read_model import ReadModel
 from .responses import bool_parameter, json_response, list_response, page_of

@@ -13,6 +13,7 @@ from moorage.model.attempts import Attempt, Why
 from moorage.model.auth import Role
 from moorage.model.groups import Decide, GroupRecord
 from moorage.model.machines import MACHINE_KINDS
+from moorage.model.names import project_of
 from moorage.model.problems import (
     ENVELOPE,
     Problem,
@@ -32,7 +33,7 @@ from .core.explain import nothing_to_place, simulated
 from .document_bodies import read_documents
 from .etags import bad_if_match, if_match
 from .fleet_commands import apply_fleet
-from .groups import document_key, project_of
+from .groups import document_key
 from .middleware import gateway_of
 from .responses import bool_parameter, json_response, problem_response
 

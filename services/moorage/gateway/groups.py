@@ -11,7 +11,7 @@ from moorage.bus import subjects
 from moorage.model.controllers import Controller
 from moorage.model.desired_state import DiffAsk
 from moorage.model.intent_kinds import INTENT_KINDS
-from moorage.model.names import token, untoken
+from moorage.model.names import project_of, token, untoken
 from moorage.model.problems import Refused, Violation, invalid, not_found
 
 from .authorization import caller_of
@@ -42,10 +42,6 @@ def select_by_labels(request: web.Request, keys: list[str], labels: Labels) -> l
 def document_key(kind: str, project: str, name: str) -> str:
     """Returns the key of a standalone intent in the documents bucket."""
     return ".".join(token(part) for part in (kind, project, name))
-
-
-def project_of(group: str) -> str:
-    return group.partition("/")[0]
 
 
 def known_group(request: web.Request) -> Known:

@@ -15,12 +15,12 @@ from moorage.bus import FoundWorker, find_workers, new_id, subjects
 from moorage.ledger.metrics import follower_metrics
 from moorage.model.auth import Caller
 from moorage.model.candidates import Ask
+from moorage.model.names import project_of
 from moorage.telemetry import MetricValue
 
 from .authorization import caller_of
 from .clusters import claims_on, known_cluster
 from .core.explain import has_pending_revision
-from .groups import project_of
 from .middleware import Gateway, gateway_of
 from .read_model import ReadModel
 from .responses import json_response, list_response, problem_response, unavailable

@@ -8,12 +8,12 @@ from aiohttp import web
 from moorage.bus import new_id
 from moorage.mesh import subjects
 from moorage.model.machine_views import GuestView, MachinesAsk, MachinesShown
+from moorage.model.names import project_of
 from moorage.model.problems import Refused, not_found
 
 from .audit import add_target, request_id
 from .authorization import caller_of
 from .bus_client import call, fetch
-from .groups import project_of
 from .middleware import gateway_of
 from .responses import json_response, list_response, page_of
 

@@ -13,6 +13,7 @@ from moorage.classes import CLUSTER, KIND, NAME, NODE, VENDOR, ClassCatalog, Cla
 from moorage.fit.static_inside import StaticInside
 from moorage.fleet import Fleet, device_properties, selected_rows
 from moorage.ledger.room import unshared_of
+from moorage.model.names import project_of
 from moorage.model.part_reports import DeviceTaint, PropertyValue
 from moorage.model.part_requests import DeviceAsk
 from moorage.model.problems import Refused, not_found
@@ -26,7 +27,6 @@ from moorage.parts.layout import ANY, Layout, part_id, path_of, provider_uuid
 from .authorization import caller_of
 from .clusters import claims_on, known_cluster
 from .core.schemas import HolderItem, PartInventory, PartItem
-from .groups import project_of
 from .middleware import gateway_of
 from .responses import json_response, list_response, page_of
 

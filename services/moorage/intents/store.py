@@ -16,7 +16,7 @@ from moorage.bus.failpoints import reached
 from moorage.classes import ClassCatalog, asked_classes
 from moorage.mesh import stores
 from moorage.model.groups import Decide, GroupRecord
-from moorage.model.names import GroupName, group_tokens
+from moorage.model.names import GroupName, group_tokens, project_of
 from moorage.model.problems import Problem, Refused, changed_since, conflict, not_found
 from moorage.telemetry import tracing
 
@@ -174,7 +174,7 @@ class GroupStore:
         resolved = change.record.resolved if change.record is not None else None
         for app in resolved.apps if resolved is not None else ():
             for asked in asked_classes(shape.groups for shape in app.shapes):
-                project = resolved.group.partition("/")[0] if resolved is not None else ""
+                project = project_of(resolved.group) if resolved is not None else ""
                 if (why := self.catalog.grants.problem(project, asked)) is not None:
                     raise Refused(Problem(title="Not allowed", status=403, code="ClassForbidden", detail=why))
 

@@ -17,6 +17,7 @@ from moorage.classes.class_index import ClassIndex
 from moorage.fleet import Fleet, FleetChange
 from moorage.fleet.class_status import MILLI
 from moorage.model.claims import Decision
+from moorage.model.names import project_of
 from moorage.model.resource_classes import QuotaItem
 
 from .entries.handler import Dropped
@@ -64,7 +65,7 @@ class DeviceQuotas:
                 families.add(active.family)
                 self._family_of[ident] = active.family
         for family in families:
-            if (held := self._held.get(_project(family.group))) is not None:
+            if (held := self._held.get(project_of(family.group))) is not None:
                 held.keep(family, parts_of(self._ledger.family_of(family)))
 
     # -- checking -----------------------------------------------------------------------------------------------------
@@ -82,7 +83,7 @@ class DeviceQuotas:
 
     def may_hold(self, groups: AbstractSet[str], class_: str, units: int) -> bool:
         """Returns whether groups of one project may have so many thousandths of devices of a class, instead of what they hold now."""
-        bounds = [one for one in self.bounds(_project(min(groups))) if one.item.class_ in (class_, ALL_DEVICES)]
+        bounds = [one for one in self.bounds(project_of(min(groups))) if one.item.class_ in (class_, ALL_DEVICES)]
         if not bounds:
             return True
         others = self._counts_beside(groups)
@@ -90,7 +91,7 @@ class DeviceQuotas:
 
     def full(self, groups: AbstractSet[str]) -> set[str]:
         """Returns the classes of which groups of one project may have no device, for what other groups of it hold."""
-        bounds = [one for one in self.bounds(_project(min(groups))) if one.item.class_ != ALL_DEVICES]
+        bounds = [one for one in self.bounds(project_of(min(groups))) if one.item.class_ != ALL_DEVICES]
         if not bounds:
             return set()
         others = self._counts_beside(groups)
@@ -129,13 +130,13 @@ class DeviceQuotas:
         if found is None:
             found = self._held[project] = HeldParts(self._kind)
             for family in self._ledger.families:
-                if _project(family.group) == project:
+                if project_of(family.group) == project:
                     found.keep(family, parts_of(self._ledger.family_of(family)))
         return found
 
     def _counts_beside(self, groups: AbstractSet[str]) -> Mapping[str, int]:
         """Returns what other groups of their project hold."""
-        held, ledger = self.held_by(_project(min(groups))), self._ledger
+        held, ledger = self.held_by(project_of(min(groups))), self._ledger
         own = {ledger.claims[ident].family for group in groups for ident in ledger.by_group.get(group, ())}
         if not own:
             return held.counts
@@ -205,7 +206,7 @@ class QuotaBatch:
 
     def check(self, decision: Decision) -> Dropped | None:
         """Returns why a decision may not be appended, or None."""
-        project = _project(decision.group)
+        project = project_of(decision.group)
         bounds = self._quotas.bounds(project)
         taken = self._quotas.by_family(decision) if bounds else {}
         if not taken:
@@ -237,10 +238,6 @@ def _larger(parts: Parts, others: Parts) -> Parts:
     for place, amounts in others.items():
         at_least(found.setdefault(place, {}), amounts)
     return found
-
-
-def _project(group: str) -> str:
-    return group.partition("/")[0]
 
 
 def _text(milli: int) -> str:

@@ -52,7 +52,7 @@ class _HeldPart(NamedTuple):
 
 
 class HeldParts:
-    """What one project holds. `counts`: thousandths of devices by class."""
+    """Keeps what one project holds. `counts`: thousandths of devices by class."""
 
     def __init__(self, kind_of: Callable[[Place], PartKind]) -> None:
         self.counts: Counter[str] = Counter()

@@ -66,6 +66,11 @@ class GroupName(NamedTuple):
         return cls(*(untoken(p) for p in tokens.split(".")))
 
 
+def project_of(group: str) -> str:
+    """Returns the project with which the name of a group begins."""
+    return group.partition("/")[0]
+
+
 def group_tokens(group: str) -> str:
     return ".".join(token(p) for p in group.split("/"))
 

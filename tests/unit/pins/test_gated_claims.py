@@ -114,7 +114,7 @@ def test_each_gated_pod_gets_the_devices_of_a_slot_that_nobody_has() -> None:
     # An earlier agent ended after it had allocated: the gate is opened.
     claims.put_claim(*claim_object("p2-x", "g2"))
     assert planned(claims, slots)["p2"] == ("n0", [])
-    # What must be told more of than its name, the scheduler allocates by the pins.
+    # Only the name of a device can be given; where more must be, the scheduler allocates by the pins.
     assert planned(claims, slots, g0=None)["p1"] == ("", [])
     claims.drop_claim(Key("default", "stranger"))
     claims.allocating["p1-x"] = frozenset(ids("g0"))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from moorage.classes import Grants, asked_classes
 from moorage.model.groups import Revision
+from moorage.model.names import project_of
 from moorage.model.reasons import Reason
 
 
 def forbidden_class(record: Revision, grants: Grants) -> Reason | None:
     """Returns why a class may not be used, or an algorithm may not be named; None if all may."""
-    project = record.group.partition("/")[0]
+    project = project_of(record.group)
     for app in record.apps:
         for asked in asked_classes(shape.groups for shape in app.shapes):
             if (why := grants.problem(project, asked)) is not None:
